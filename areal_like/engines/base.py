@@ -1,0 +1,163 @@
+"""What an engine is: two protocols, and the types that cross them.
+
+A `TrainEngine` is one rank of a distributed model. Every rank of the allocation runs the same calls in the same order;
+the caller hands each rank the sequences of its data-parallel index. A role (actor, critic, reference) is an algorithm
+over such an engine, never a subclass of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from areal_like.data.batch import PackedBatch
+
+__all__ = [
+    "Completion",
+    "GenerationRequest",
+    "InferenceEngine",
+    "Loss",
+    "PackedBatch",
+    "SamplingParams",
+    "TokenOutputs",
+    "TrainEngine",
+    "WeightBucket",
+]
+
+
+@dataclass
+class TokenOutputs:
+    """What the model says about each token of a batch; float32, aligned as `data.batch` says.
+
+    Attributes:
+        log_probs: `[tokens]`, log-probability of each token given its predecessors; 0 at the first of a sequence.
+        entropy: `[tokens]`, entropy in nats of the distribution that each token was drawn from; None unless asked for.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None = None
+
+
+class Loss(Protocol):
+    """A loss over tokens, picklable, without parallelism in it: it sees whole sequences of one micro-batch.
+
+    The engine divides the summed loss by the summed `weight` of the *global* batch (all micro-batches, all data-parallel
+    ranks), so the result does not depend on the layout.
+    """
+
+    temperature: float
+    """Logits are divided by it before the softmax."""
+    needs_entropy: bool
+
+    def weight(self, batch: PackedBatch) -> Tensor:
+        """The number that this batch adds to the denominator (usually its loss tokens); a scalar."""
+
+    def __call__(self, outputs: TokenOutputs, batch: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss summed (a scalar with gradient) and figures, each a sum that the engine divides by the same weight."""
+
+
+@dataclass(frozen=True)
+class WeightBucket:
+    """Some weights under their Hugging Face names, whole tensors."""
+
+    tensors: dict[str, Tensor]
+
+
+@runtime_checkable
+class TrainEngine(Protocol):
+    def initialize(self) -> None:
+        """Create process groups, build and load the model, create the optimizer."""
+
+    def train_batch(self, batch: PackedBatch, loss: Loss) -> dict[str, float]:
+        """One optimizer step on this rank's sequences.
+
+        Returns the same figures on every rank: `loss`, `grad_norm`, `learning_rate`, `micro_batches`, and what the loss
+        reported, each averaged over the loss weight of the global batch.
+        """
+
+    def forward(self, batch: PackedBatch, *, temperature: float = 1.0, entropy: bool = False) -> TokenOutputs:
+        """Log-probabilities (and entropy) of every token of `batch`, in its order, without gradient, on every rank."""
+
+    def weights(self) -> Iterator[WeightBucket]:
+        """All weights as Hugging Face tensors on CPU, in buckets of bounded size. Collective; yields on rank 0 only."""
+
+    def load(self, path: str | Path) -> None:
+        """Load the weights of a Hugging Face folder."""
+
+    def save(self, path: str | Path) -> None:
+        """Write a Hugging Face folder; it appears under `path` whole or not at all."""
+
+    def offload(self) -> None: ...
+
+    def onload(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to draw tokens. Every field is honoured.
+
+    temperature 0 (or greedy) takes the most likely token; top_p in (0, 1]; top_k 0 means no limit.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    greedy: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass
+class GenerationRequest:
+    """One sequence to continue.
+
+    `generated`, `log_probs` and `versions` hold what an interrupted call already produced: generation goes on after it.
+    """
+
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    request_id: int = 0
+    generated: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Completion:
+    """The tokens drawn for one request, with the log-probability each was drawn with (temperature and truncation as
+    sampled: log-probabilities are of the temperature-scaled distribution before top-p and top-k) and the version of the
+    policy that drew it. `finish_reason`: stop, length or interrupted."""
+
+    request_id: int
+    token_ids: list[int]
+    log_probs: list[float]
+    versions: list[int]
+    finish_reason: str
+
+
+@runtime_checkable
+class InferenceEngine(Protocol):
+    def initialize(self) -> None: ...
+
+    def generate(
+        self, requests: list[GenerationRequest], interrupted: Callable[[], bool] | None = None
+    ) -> list[Completion]:
+        """Continue every request; in the order of `requests`. `interrupted` is asked between tokens: when it says yes,
+        unfinished requests come back with what they have and `finish_reason` "interrupted"."""
+
+    def update_weights(self, bucket: WeightBucket) -> None:
+        """Replace some weights. Unknown names, missing shapes: ValueError naming the tensor."""
+
+    def finish_update(self, version: int) -> None:
+        """All buckets of an update have come: from now on tokens carry `version`. ValueError when a weight was missing."""
+
+    def close(self) -> None: ...
