@@ -1,0 +1,45 @@
+"""One YAML file, checked and typed: `load_config(path, overrides) -> RLConfig`."""
+
+from __future__ import annotations
+
+from areal_like.config.algorithm import ActorConfig, CriticConfig, NormConfig, RefConfig, RejectionSamplingConfig
+from areal_like.config.experiment import RLConfig
+from areal_like.config.generation import GenerationConfig
+from areal_like.config.running import (
+    ClusterConfig,
+    EvaluatorConfig,
+    RolloutConfig,
+    SaverConfig,
+    StatsLoggerConfig,
+    TrainDatasetConfig,
+    ValidDatasetConfig,
+)
+from areal_like.config.training import (
+    DDPConfig,
+    MegatronConfig,
+    MicroBatchConfig,
+    OptimizerConfig,
+    TrainEngineConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "ClusterConfig",
+    "CriticConfig",
+    "DDPConfig",
+    "EvaluatorConfig",
+    "GenerationConfig",
+    "MegatronConfig",
+    "MicroBatchConfig",
+    "NormConfig",
+    "OptimizerConfig",
+    "RLConfig",
+    "RefConfig",
+    "RejectionSamplingConfig",
+    "RolloutConfig",
+    "SaverConfig",
+    "StatsLoggerConfig",
+    "TrainDatasetConfig",
+    "TrainEngineConfig",
+    "ValidDatasetConfig",
+]

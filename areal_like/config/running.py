@@ -1,0 +1,218 @@
+"""Where a run happens, where its rollouts and data come from, and what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from areal_like.config.fields import REQUIRED, Section, fileroot, key, run_name, trial_name
+
+_NO_SERVICE = "workers are processes of this machine and find each other without a name service"
+_PLACED_BY_LAYOUT = "processes and GPUs follow from `backend`; nothing else is scheduled"
+_NO_RECOVERY = "this version writes no recovery checkpoints"
+_IN_PROCESS = "rollout workers are called directly, not over HTTP"
+_TENSORBOARD = "figures go to TensorBoard and to a JSONL file"
+_NO_TRACER = "this version records no performance trace"
+
+
+class ClusterConfig(Section):
+    """The machine."""
+
+    fileroot: str = key("experiments", "Folder under which each run has its own folder.", min_length=1)
+    n_nodes: int = key(
+        1, "Machines.", unit="machines", ge=1, unsupported_unless=(1,), why="the local scheduler uses one machine"
+    )
+    n_gpus_per_node: int = key(8, "GPUs of a machine; of no interest when device is cpu.", unit="GPUs", ge=1)
+    cluster_name: str = key("local", "Name of the cluster.", no_effect="nothing depends on the name")
+    name_resolve: dict[str, Any] | None = key(None, "AReaL's name service.", no_effect=_NO_SERVICE)
+
+
+class SchedulerConfig(Section):
+    """What starts the processes."""
+
+    type: Literal["local", "ray", "slurm"] | None = key(
+        None,
+        "`local` starts processes on this machine; null means local.",
+        unsupported_unless=(None, "local"),
+        why="only the local scheduler is built in: it starts processes on this machine",
+    )
+
+
+class AgentConfig(Section):
+    """AReaL's agent rollouts."""
+
+    mode: Literal["inline", "subproc", "online"] = key(
+        "inline", "Where the agent runs.", unsupported_unless=("inline",), why="rollouts have one turn"
+    )
+    export_style: Literal["individual", "concat"] = key(
+        "individual", "How turns become samples.", unsupported_unless=("individual",), why="rollouts have one turn"
+    )
+    turn_discount: float = key(1.0, "Discount over turns.", no_effect="rollouts have one turn")
+
+
+class RolloutConfig(Section):
+    """The rollout engine, and how far it may run ahead of training."""
+
+    experiment_name: str = run_name()
+    trial_name: str = trial_name()
+    fileroot: str = fileroot()
+    tokenizer_path: str = key("", "Tokenizer again; taken from the top of the file.", same_as="tokenizer_path")
+    backend: str = key(REQUIRED, "Engine and layout, as in huggingface:d1.", role="inference")
+    max_concurrent_rollouts: int | None = key(
+        None,
+        "Groups in generation at once; consumer_batch_size when null.",
+        unit="groups",
+        ge=1,
+        inherits="rollout.consumer_batch_size",
+    )
+    max_head_offpolicyness: int = key(
+        0, "Versions that generation may run ahead of the update that trains on it.", unit="versions", ge=0
+    )
+    consumer_batch_size: int | None = key(
+        None,
+        "Groups that one update takes; train_dataset.batch_size when null.",
+        unit="groups",
+        ge=1,
+        inherits="train_dataset.batch_size",
+    )
+    queue_size: int | None = key(
+        None, "Finished groups that may wait; null leaves the bound to max_head_offpolicyness.", unit="groups", ge=1
+    )
+    dump_to_file: bool = key(False, "Write every prompt, answer and reward to a JSONL file of the run.")
+    setup_timeout: float = key(300.0, "Longest start of the rollout workers.", unit="seconds", gt=0.0)
+    request_timeout: float = key(
+        3600.0, "Longest single generation request.", unit="seconds", gt=0.0, no_effect=_IN_PROCESS
+    )
+    request_retries: int = key(3, "Repetitions of a failed request.", ge=0, no_effect=_IN_PROCESS)
+    pause_grace_period: float = key(
+        0.0, "Wait after generation is paused.", unit="seconds", ge=0.0, no_effect=_IN_PROCESS
+    )
+    enable_rollout_tracing: bool = key(False, "Messages for each request.", no_effect=_IN_PROCESS)
+    use_lora: bool = key(
+        False, "Sample with adapters.", unsupported_unless=(False,), why="this version trains all weights"
+    )
+    agent: AgentConfig | None = key(None, "Agent rollouts.")
+    scheduling_spec: tuple[dict[str, Any], ...] = key(
+        (), "Ports, cores, memory, image and command of AReaL's workers.", no_effect=_PLACED_BY_LAYOUT, strict=False
+    )
+    scheduling_strategy: dict[str, Any] | None = key(
+        None, "Placement of AReaL's workers beside another role.", no_effect=_PLACED_BY_LAYOUT
+    )
+
+
+class TrainDatasetConfig(Section):
+    """A set of prompts with the answers that rewards are computed from."""
+
+    path: str = key(REQUIRED, "Name on the Hub, local folder, or reasoning_gym/TASK for generated tasks.", min_length=1)
+    name: str | None = key(None, "Configuration of a dataset that has several (`main` for openai/gsm8k).")
+    split: str = key("train", "Split of the dataset.")
+    type: Literal["rl", "sft", "rw", "dpo"] = key(
+        "rl", "What the rows are for.", unsupported_unless=("rl",), why="this version trains by reinforcement learning"
+    )
+    batch_size: int = key(1, "Prompts of a batch.", unit="prompts", ge=1)
+    shuffle: bool = key(True, "Visit the rows in a new order each epoch, drawn from `seed`.")
+    drop_last: bool = key(True, "Leave out the last batch of an epoch when it is not full.")
+    max_length: int | None = key(None, "Prompts that are longer are left out.", unit="tokens", ge=1)
+    kwargs: dict[str, Any] = key(dict, "Parameters of a reasoning_gym task, as that package names them.")
+    num_workers: int = key(
+        0,
+        "Processes that prepare rows.",
+        unit="processes",
+        ge=0,
+        no_effect="prompts are prepared by the trainer itself",
+    )
+    pin_memory: bool = key(False, "Page-locked memory.", no_effect="prompts stay in ordinary memory")
+    scheduling_spec: dict[str, Any] | None = key(None, "AReaL's data service.", no_effect=_PLACED_BY_LAYOUT)
+
+
+class ValidDatasetConfig(TrainDatasetConfig):
+    """The prompts of an evaluation."""
+
+    split: str = key("test", "Split of the dataset.")
+    shuffle: bool = key(False, "Visit the rows in a new order each time.")
+    drop_last: bool = key(False, "Leave out the last batch when it is not full.")
+
+
+class TimerConfig(Section):
+    """When something is due: after so many epochs, steps or seconds, whichever comes first; null never."""
+
+    experiment_name: str = run_name()
+    trial_name: str = trial_name()
+    fileroot: str = fileroot()
+    freq_epochs: int | None = key(None, "Every this many epochs.", unit="epochs", ge=1)
+    freq_steps: int | None = key(None, "Every this many steps.", unit="steps", ge=1)
+    freq_secs: int | None = key(None, "Every this many seconds.", unit="seconds", ge=1)
+
+
+class SaverConfig(TimerConfig):
+    """When the actor is saved as a Hugging Face folder."""
+
+    mode: Literal["auto", "sync", "async"] = key(
+        "auto",
+        "Save before going on, or beside it.",
+        unsupported_unless=("auto", "sync"),
+        why="training waits for a save",
+    )
+
+
+class EvaluatorConfig(TimerConfig):
+    """When the policy is measured on `valid_dataset`."""
+
+    eval_before_train: bool = key(
+        False,
+        "Measure once before the first step.",
+        unsupported_unless=(False,),
+        why="the first evaluation follows the first step that is due",
+    )
+
+
+class RecoverConfig(Section):
+    """Continuing an interrupted run."""
+
+    experiment_name: str = run_name()
+    trial_name: str = trial_name()
+    fileroot: str = fileroot()
+    mode: Literal["on", "auto", "off", "disabled"] = key(
+        "disabled", "Continue from a recovery checkpoint.", unsupported_unless=("disabled", "off"), why=_NO_RECOVERY
+    )
+    freq_epochs: int | None = key(None, "Every this many epochs.", unit="epochs", ge=1, no_effect=_NO_RECOVERY)
+    freq_steps: int | None = key(None, "Every this many steps.", unit="steps", ge=1, no_effect=_NO_RECOVERY)
+    freq_secs: int | None = key(None, "Every this many seconds.", unit="seconds", ge=1, no_effect=_NO_RECOVERY)
+    retries: int = key(3, "Times that a run is continued.", ge=0, no_effect=_NO_RECOVERY)
+
+
+class TensorBoardConfig(Section):
+    """TensorBoard event files."""
+
+    path: str | None = key(None, "Folder of the event files; null puts them into the folder of the run.")
+
+
+def _disabled() -> dict[str, Any]:
+    return {"mode": "disabled"}
+
+
+class StatsLoggerConfig(Section):
+    """Where figures go."""
+
+    experiment_name: str = run_name()
+    trial_name: str = trial_name()
+    fileroot: str = fileroot()
+    tensorboard: TensorBoardConfig = key(TensorBoardConfig, "TensorBoard event files.")
+    wandb: dict[str, Any] = key(_disabled, "Weights & Biases.", no_effect=_TENSORBOARD)
+    swanlab: dict[str, Any] = key(_disabled, "SwanLab.", no_effect=_TENSORBOARD)
+    trackio: dict[str, Any] = key(_disabled, "Trackio.", no_effect=_TENSORBOARD)
+
+
+def _not_enabled() -> dict[str, Any]:
+    return {"enabled": False}
+
+
+class PerfTracerConfig(Section):
+    """AReaL's performance traces."""
+
+    experiment_name: str = run_name()
+    trial_name: str = trial_name()
+    fileroot: str = fileroot()
+    enabled: bool = key(False, "Record a trace.", no_effect=_NO_TRACER)
+    save_interval: int = key(1, "Steps between writes.", unit="steps", ge=1, no_effect=_NO_TRACER)
+    profile_steps: tuple[int, ...] | None = key(None, "Steps that are profiled.", no_effect=_NO_TRACER, strict=False)
+    session_tracer: dict[str, Any] | None = key(_not_enabled, "Traces of each rollout.", no_effect=_NO_TRACER)
