@@ -1,0 +1,210 @@
+"""mbridge behind the bridge protocol.
+
+From mbridge come the configuration, the names and the formats (fused QKV, gated halves, splits over tensor ranks).
+Building, loading and exporting are done here, because mbridge's own versions take the process groups from Megatron's
+globals, hold two stages' communication together by object broadcasts a tensor, and know TransformerEngine's names only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mbridge.core.bridge import _MODEL_REGISTRY
+from mbridge.core.parallel_states import ParallelStates
+from torch import Tensor
+from transformers import AutoConfig
+
+from areal_like.engines.megatron.bridges.base import CheckpointError
+from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
+from areal_like.engines.megatron.bridges.names import canonical_name
+from areal_like.engines.megatron.model import build_chunks, stage_layers
+from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec
+
+__all__ = ["MBridge"]
+
+
+class MBridge:
+    """See `bridges.base.Bridge`."""
+
+    def __init__(
+        self,
+        path: Path,
+        groups: ModelGroups,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        stages: list[int],
+        settings: dict[str, Any],
+        use_transformer_engine: bool,
+    ) -> None:
+        """
+        Args:
+            path: Hugging Face folder whose `config.json` describes the model.
+            stages: layers of each pipeline stage.
+            settings: fields of Megatron's `TransformerConfig` that override mbridge's.
+
+        Raises:
+            CheckpointError: the architecture, or a feature of the checkpoint, is not supported.
+        """
+        self.spec = ModelSpec.from_path(path)
+        _refuse_unsupported(self.spec, path)
+        self.groups, self.device, self.stages = groups, device, stages
+        self.use_transformer_engine = use_transformer_engine
+        mesh = groups.mesh
+        hf_config = AutoConfig.from_pretrained(path)
+        if not hasattr(hf_config, "rope_theta"):
+            # Transformers 5 moved it; mbridge 0.15.1 reads the old place.
+            hf_config.rope_theta = hf_config.rope_parameters["rope_theta"]
+        here = mesh.coordinates(groups.rank)
+        states = ParallelStates(
+            tp_size=mesh.size("tp"),
+            tp_rank=here.tp,
+            pp_size=mesh.size("pp"),
+            pp_rank=here.pp,
+            vpp_size=None,
+            cp_size=mesh.size("cp"),
+            cp_rank=here.cp,
+            ep_size=mesh.size("ep"),
+            ep_rank=here.ep,
+            etp_size=mesh.size("etp"),
+            etp_rank=here.etp,
+        )
+        self._bridge = _MODEL_REGISTRY[self.spec.architecture](
+            hf_config, dtype=dtype, parallel_states=states, make_vocab_size_divisible_by=mesh.size("tp")
+        )
+        self._bridge.set_extra_args(**settings)
+        self.vocab_size = self._bridge.vocab_size = self.spec.vocab_size
+        tp = mesh.size("tp")
+        self._bridge.padded_vocab_size = -(-self.vocab_size // tp) * tp
+        # mbridge keeps this mapping on the class: a tied model would change it for every later model of the process;
+        # and its Llama bridge does not map the output layer of a tied model at all.
+        output = "model.embed_tokens.weight" if self.spec.tied_embeddings else "lm_head.weight"
+        self._bridge._DIRECT_MAPPING = {**type(self._bridge)._DIRECT_MAPPING, "output_layer.weight": output}
+        self._experts_per_rank = self.spec.num_experts // mesh.size("ep") if self.spec.is_moe else 0
+
+    @property
+    def config(self) -> Any:
+        """Megatron's TransformerConfig that the model is built from."""
+        return self._bridge.config
+
+    def build(self) -> list[torch.nn.Module]:
+        arguments = self._bridge._get_gptmodel_args()
+        arguments["vocab_size"] = self._bridge.padded_vocab_size
+        arguments["share_embeddings_and_output_weights"] = self.spec.tied_embeddings
+        return build_chunks(
+            self.config, self.groups, arguments, device=self.device, transformer_engine=self.use_transformer_engine
+        )
+
+    def load(self, chunks: list[torch.nn.Module], path: Path) -> None:
+        folder = HuggingFaceFolder(path)
+        here = self.groups.mesh.coordinates(self.groups.rank)
+        for name, parameter in self._parameters(chunks):
+            hf_names = self._bridge._weight_name_mapping_mcore_to_hf(name)
+            whole = self._bridge._weight_to_mcore_format(name, [folder.tensor(n) for n in hf_names])
+            if _is_expert(name):
+                size, rank = self.groups.mesh.size("etp"), here.etp
+            else:
+                size, rank = self.groups.mesh.size("tp"), here.tp
+            shard = self._bridge._weight_split_across_tp(name, whole, parameter, size)[rank]
+            if shard.shape != parameter.shape:
+                raise CheckpointError(
+                    f"{path}: {' + '.join(hf_names)} gives {tuple(shard.shape)} on this rank where the model's "
+                    f"config.json asks for {tuple(parameter.shape)}"
+                )
+            with torch.no_grad():
+                parameter.copy_(shard)
+
+    def export(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        collection = self.groups.collection
+        for name, parameter in self._parameters(chunks):
+            if name == "output_layer.weight" and self.spec.tied_embeddings:
+                continue  # the first stage exports the same tensor as the embedding
+            value = parameter.detach()
+            if _is_expert(name):
+                whole = self._merge(name, _gather(value, collection.expt_tp), parameter)
+                for rank, expert in enumerate(_gather(whole, collection.ep)):
+                    prefix, local = name.rsplit(".weight", 1)
+                    number = int(local) % self._experts_per_rank + rank * self._experts_per_rank
+                    yield from self._to_hugging_face(f"{prefix}.weight{number}", expert)
+            elif getattr(parameter, "tensor_model_parallel", False):
+                yield from self._to_hugging_face(
+                    name, self._merge(name, _gather(value, collection.tp), parameter)
+                )
+            else:
+                yield from self._to_hugging_face(name, value)
+
+    def tensor_names(self) -> list[str]:
+        spec = self.spec
+        names = ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
+        names += [] if spec.tied_embeddings else ["output_layer.weight"]
+        for layer in range(spec.num_layers):
+            attention = ["linear_proj.weight", "linear_qkv.weight", "linear_qkv.layer_norm_weight"]
+            attention += ["linear_qkv.bias"] if spec.qkv_bias else []
+            attention += ["q_layernorm.weight", "k_layernorm.weight"] if spec.qk_norm else []
+            parts = [f"self_attention.{a}" for a in attention]
+            if spec.is_moe:
+                parts += ["pre_mlp_layernorm.weight", "mlp.router.weight"]
+                parts += [f"mlp.experts.linear_fc{i}.weight{e}" for i in (1, 2) for e in range(spec.num_experts)]
+            else:
+                parts += ["mlp.linear_fc1.weight", "mlp.linear_fc2.weight", "mlp.linear_fc1.layer_norm_weight"]
+            names += [f"decoder.layers.{layer}.{p}" for p in parts]
+        return [hf for name in names for hf in self._bridge._weight_name_mapping_mcore_to_hf(name)]
+
+    def _parameters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """This rank's parameters under their names in the whole model (see `names.canonical_name`)."""
+        here = self.groups.mesh.coordinates(self.groups.rank)
+        first_layer = stage_layers(self.stages, here.pp).start
+        for chunk in chunks:
+            for name, parameter in chunk.named_parameters():
+                yield (
+                    canonical_name(
+                        name,
+                        first_layer=first_layer,
+                        first_expert=here.ep * self._experts_per_rank,
+                        is_moe=self.spec.is_moe,
+                    ),
+                    parameter,
+                )
+
+    def _merge(self, name: str, shards: list[Tensor], parameter: torch.nn.Parameter) -> Tensor:
+        if len(shards) == 1:
+            return shards[0]
+        if "linear_fc1." in name:  # each shard holds its part of the gate above its part of the up projection
+            halves = [s.chunk(2) for s in shards]
+            return torch.cat([h[0] for h in halves] + [h[1] for h in halves])
+        if "linear_qkv." in name or "word_embeddings" in name or name == "output_layer.weight":
+            return torch.cat(shards)
+        return torch.cat(shards, dim=1)  # row-parallel: linear_proj and linear_fc2 of either kind
+
+    def _to_hugging_face(self, name: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+        hf_names, tensors = self._bridge._weight_to_hf_format(name, whole)
+        yield from zip(hf_names, tensors, strict=True)
+
+
+def _is_expert(name: str) -> bool:
+    return ".mlp.experts.linear_fc" in name
+
+
+def _gather(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    if group.size() == 1:
+        return [value]
+    shards = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(shards, value.contiguous(), group=group)
+    return shards
+
+
+def _refuse_unsupported(spec: ModelSpec, path: Path) -> None:
+    if spec.architecture not in SUPPORTED_ARCHITECTURES or spec.architecture not in _MODEL_REGISTRY:
+        known = ", ".join(SUPPORTED_ARCHITECTURES)
+        raise CheckpointError(f"{path}: architecture {spec.architecture!r} is not supported; supported: {known}")
+    problems = list(spec.unsupported)
+    if spec.rope_scaling != "default":
+        # mbridge reads every kind of scaling as linear interpolation: logits would be silently wrong.
+        problems.append(f"rotary scaling {spec.rope_scaling!r}")
+    if problems:
+        raise CheckpointError(f"{path}: not supported with bridge_type mbridge: {'; '.join(problems)}")

@@ -1,0 +1,197 @@
+"""Lets Megatron-Core run where there is no CUDA: gloo, real processes, the same code path.
+
+Megatron-Core reaches for CUDA by name: it asks `torch.cuda` for the current device, makes tensors on "cuda", keeps
+streams and CUDA random states, and compares `Tensor.type()` with "torch.cuda.FloatTensor". Instead of patching torch for
+the whole process, every `megatron.core` module gets its own view of torch (`_CpuTorch`) in which those few names
+mean the CPU; everything else is torch itself. Only what hangs off tensors and modules (`.cuda()`, `.type()`) has to be
+changed on torch's own classes, and there it only replaces calls that would raise without CUDA.
+
+`install` may be called any number of times, before or after Megatron's modules are imported; call it again after
+imports that came later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from typing import Any
+
+import torch
+
+__all__ = ["install"]
+
+_CPU = torch.device("cpu")
+_FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "randn", "tensor", "zeros", "zeros_like")
+
+
+class _Stream:
+    """Work on a CPU is done when the call returns: nothing to order, nothing to wait for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+
+class _Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def wait(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _CpuCuda(types.ModuleType):
+    """`torch.cuda` as Megatron-Core sees it on a machine without CUDA."""
+
+    Stream, Event = _Stream, _Event
+    _stream = _Stream()
+
+    def __init__(self) -> None:
+        super().__init__("torch.cuda (on CPU)")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
+
+    @staticmethod
+    def current_device() -> torch.device:
+        return _CPU
+
+    @classmethod
+    def current_stream(cls, device: Any = None) -> _Stream:
+        return cls._stream
+
+    @staticmethod
+    def stream(stream: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None: ...
+
+    @staticmethod
+    def empty_cache() -> None: ...
+
+    @staticmethod
+    def manual_seed(seed: int) -> None:
+        torch.manual_seed(seed)
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and str(device).startswith("cuda")
+
+
+def _on_cpu(factory: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = _CPU
+        kwargs.pop("pin_memory", None)
+        return factory(*args, **kwargs)
+
+    return make
+
+
+class _CpuTorch(types.ModuleType):
+    """torch, except that "cuda" means the CPU. Attribute look-ups that are not overridden go to torch."""
+
+    def __init__(self) -> None:
+        super().__init__("torch (on CPU)")
+        self.cuda = _CpuCuda()
+        for name in _FACTORIES:
+            setattr(self, name, _on_cpu(getattr(torch, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+_CPU_TORCH = _CpuTorch()
+
+
+def install() -> None:
+    """Make the imported `megatron.core` modules run on the CPU.
+
+    Raises:
+        RuntimeError: CUDA is available in this process; the accommodations would then hide it.
+    """
+    if torch.cuda.is_available():
+        raise RuntimeError("device: cpu was asked for in a process that sees GPUs; start it with CUDA_VISIBLE_DEVICES=''")
+    _patch_tensor_methods()
+    for name, module in list(sys.modules.items()):
+        if module is None or not (name == "megatron.core" or name.startswith("megatron.core.")):
+            continue
+        if vars(module).get("torch") is torch:
+            module.torch = _CPU_TORCH  # type: ignore[attr-defined]
+        _use_plain_functions(module)
+    _patch_random_states()
+    _patch_moe()
+
+
+def _use_plain_functions(module: types.ModuleType) -> None:
+    """Undo `jit_fuser`: compiling with a C++ compiler at first use costs more than the fusion gives on a CPU."""
+    for name, value in list(vars(module).items()):
+        original = getattr(value, "_torchdynamo_orig_callable", None)
+        if callable(original):
+            setattr(module, name, original)
+
+
+def _patch_tensor_methods() -> None:
+    if getattr(torch.Tensor, "_areal_like_cpu", False):
+        return
+    torch.Tensor._areal_like_cpu = True  # type: ignore[attr-defined]
+    plain_type = torch.Tensor.type
+
+    def tensor_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = plain_type(self, *args, **kwargs)
+        # Megatron's optimizer and gradient clipping tell dtypes apart by names that contain "cuda".
+        return result.replace("torch.", "torch.cuda.") if isinstance(result, str) and not self.is_cuda else result
+
+    torch.Tensor.type = tensor_type  # type: ignore[method-assign,assignment]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,assignment]
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign,assignment]
+
+
+def _patch_random_states() -> None:
+    """Megatron defers CUDA random-state calls until CUDA starts, which never happens here: do them at once."""
+    random = sys.modules.get("megatron.core.tensor_parallel.random")
+    if random is None:
+        return
+
+    def get_state(device: Any = "cuda", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_state(new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
+        torch.set_rng_state(new_state)
+
+    random._get_cuda_rng_state = get_state  # type: ignore[attr-defined]
+    random._set_cuda_rng_state = set_state  # type: ignore[attr-defined]
+
+
+def _patch_moe() -> None:
+    """The all-to-all dispatcher turns its split sizes into lists only after a copy from CUDA; here they stay tensors."""
+    dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
+    if dispatcher is None:
+        return
+
+    def to_list(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.detach().numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    dispatcher.maybe_move_tensor_to_cpu = to_list  # type: ignore[attr-defined]

@@ -1,0 +1,190 @@
+"""`MegatronEngine`: the order of things. It holds the parts and does no work itself."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from areal_like.alloc import ModelAllocation
+from areal_like.config import TrainEngineConfig
+from areal_like.data.batch import PackedBatch
+from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
+from areal_like.engines.megatron import cpu
+from areal_like.engines.megatron.bridges.mbridge import MBridge
+from areal_like.engines.megatron.micro_batches import MicroBatch, make_micro_batches
+from areal_like.engines.megatron.optimizer import create_optimizer, create_schedule, wrap_for_data_parallel
+from areal_like.engines.megatron.passes import ModelPasses
+from areal_like.engines.megatron.process_groups import create_process_groups
+from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
+from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
+from areal_like.spec import ModelSpec, split_layers
+
+__all__ = ["MegatronEngine"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class MegatronEngine:
+    """One rank of a Megatron-Core model. See `engines.base.TrainEngine` for what each call means."""
+
+    def __init__(
+        self,
+        *,
+        allocation: ModelAllocation,
+        config: TrainEngineConfig,
+        device: str,
+        seed: int,
+        total_steps: int | None = None,
+    ) -> None:
+        """
+        Args:
+            allocation: sizes of every parallel dimension.
+            config: the role's section; `config.path` is a local Hugging Face folder by now.
+            device: "cpu" (gloo) or "cuda" (NCCL).
+            seed: of dropout and of random initialisation.
+            total_steps: optimizer steps of the whole run, for the learning-rate schedule; None when there is no end.
+        """
+        self.allocation, self.config, self.seed, self.total_steps = allocation, config, seed, total_steps
+        self.path = Path(config.path)
+        self.dtype = DTYPES[config.dtype]
+        self.device_type = device
+        self.device = torch.device("cpu")
+
+    def initialize(self) -> None:
+        if self.device_type == "cpu":
+            cpu.install()
+        else:
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(self.device)
+        _start_world(self.device_type)
+        if self.config.megatron.use_deterministic_algorithms:
+            torch.use_deterministic_algorithms(True)
+        self.groups = create_process_groups(self.allocation.mesh())
+        here = self.groups.mesh.coordinates(self.groups.rank)
+        model_parallel_cuda_manual_seed(self.seed, tp_rank=here.tp, ep_rank=here.ep, etp_rank=here.etp)
+        self._build()
+        self._create_optimizer()
+
+    def _build(self) -> None:
+        spec = ModelSpec.from_path(self.path)
+        layer_costs = [spec.layer_flops()] * spec.num_layers
+        self.stages = split_layers(layer_costs, self.allocation.pp, head_cost=spec.head_flops())
+        self.transformer_engine = has_transformer_engine(self.device_type)
+        self.bridge = MBridge(
+            self.path,
+            self.groups,
+            dtype=self.dtype,
+            device=self.device,
+            stages=self.stages,
+            settings=transformer_settings(
+                self.config,
+                device=self.device_type,
+                stages=self.stages,
+                is_moe=spec.is_moe,
+                transformer_engine=self.transformer_engine,
+            ),
+            use_transformer_engine=self.transformer_engine,
+        )
+        chunks = self.bridge.build()
+        if self.device_type == "cpu":
+            cpu.install()  # building imports more of Megatron
+        if self.dtype is torch.bfloat16:
+            chunks = [chunk.bfloat16() for chunk in chunks]
+        self.modules = chunks
+        if not self.config.init_from_scratch:
+            self.load(self.path)
+
+    def _create_optimizer(self) -> None:
+        self.optimizer: Any = None
+        if self.config.optimizer is None:
+            self.passes = ModelPasses(self.modules, self.groups, vocab_size=self.bridge.vocab_size)
+            return
+        ddp = self.config.megatron.ddp
+        self.chunks = wrap_for_data_parallel(self.modules, ddp, self.groups)
+        for chunk in self.chunks:
+            chunk.broadcast_params()
+        self.optimizer = create_optimizer(
+            self.chunks,
+            self.config.optimizer,
+            self.groups,
+            dtype=self.dtype,
+            distributed=ddp.use_distributed_optimizer,
+        )
+        self.schedule = create_schedule(self.optimizer, self.config.optimizer, self.total_steps)
+        self.passes = ModelPasses(self.chunks, self.groups, vocab_size=self.bridge.vocab_size)
+        self.passes.config.grad_scale_func = self.optimizer.scale_loss
+        if ddp.overlap_grad_reduce:
+            self.passes.config.no_sync_func = self.chunks[0].no_sync
+        if self.device_type == "cpu":
+            cpu.install()
+
+    def train_batch(self, batch: PackedBatch, loss: Loss) -> dict[str, float]:
+        if self.optimizer is None:
+            raise RuntimeError("this model has no optimizer: its section of the configuration has `optimizer: null`")
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        micro_batches = self._micro_batches(batch)
+        figures = self.passes.gradients(micro_batches, loss)
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        updated, grad_norm, _ = self.optimizer.step()
+        self.schedule.step(1)
+        return {
+            **figures,
+            "grad_norm": float(grad_norm),
+            "learning_rate": float(learning_rate),
+            "micro_batches": float(len(micro_batches)),
+            "updated": float(updated),
+        }
+
+    def forward(self, batch: PackedBatch, *, temperature: float = 1.0, entropy: bool = False) -> TokenOutputs:
+        for module in self.modules:
+            module.eval()
+        micro_batches = self._micro_batches(batch)
+        return self.passes.outputs(micro_batches, batch=batch, temperature=temperature, entropy=entropy)
+
+    def weights(self) -> Iterator[WeightBucket]:
+        return stream_weights(self.bridge, self.modules, self.groups)
+
+    def load(self, path: str | Path) -> None:
+        self.bridge.load(self.modules, Path(path))
+        if getattr(self, "optimizer", None) is not None:
+            self.optimizer.reload_model_params()
+
+    def save(self, path: str | Path) -> None:
+        save_hugging_face_folder(self.weights(), self.path, Path(path))
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _micro_batches(self, batch: PackedBatch) -> list[MicroBatch]:
+        spec = self.config.mb_spec
+        return make_micro_batches(
+            batch,
+            max_tokens=spec.max_tokens_per_mb,
+            at_least=spec.n_mbs or 1,
+            pad_to=self.allocation.tp,
+            data_parallel_group=self.groups.collection.dp,
+            device=self.device,
+            local_attention=not self.transformer_engine,
+        )
+
+
+def _start_world(device: str) -> None:
+    if dist.is_initialized():
+        return
+    method = os.environ.get("AREAL_LIKE_INIT_METHOD", "env://")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    # Generous: the first collective waits for every rank to read its part of the checkpoint.
+    timeout = datetime.timedelta(minutes=30)
+    dist.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=timeout)

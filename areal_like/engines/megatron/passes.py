@@ -1,0 +1,157 @@
+"""Forward and backward passes of a batch through Megatron's pipeline schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from torch import Tensor
+
+from areal_like.data.batch import PackedBatch
+from areal_like.engines.base import Loss, TokenOutputs
+from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
+from areal_like.engines.megatron.micro_batches import MicroBatch
+from areal_like.engines.megatron.process_groups import ModelGroups
+
+__all__ = ["ModelPasses"]
+
+
+class ModelPasses:
+    """What runs micro-batches through the chunks of one model."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], groups: ModelGroups, *, vocab_size: int) -> None:
+        self.chunks, self.groups, self.vocab_size = list(chunks), groups, vocab_size
+        self.config = self.chunks[0].config
+        pp = groups.mesh.size("pp")
+        self._schedule = get_forward_backward_func(pp_size=pp, vp_size=None)
+        self._communicator = P2PCommunicator(pp_group=groups.collection.pp, config=self.config) if pp > 1 else None
+        # The loss is already divided by the weight of the global batch: gradients are summed and not rescaled.
+        self.config.finalize_model_grads_func = lambda model, num_tokens, **kwargs: finalize_model_grads(
+            model, None, **kwargs
+        )
+
+    def gradients(self, micro_batches: list[MicroBatch], loss: Loss) -> dict[str, float]:
+        """Accumulate the gradients of the loss over the global batch.
+
+        Returns:
+            The loss and its figures over the global batch, the same on every rank.
+
+        Raises:
+            ValueError: no token of the global batch has weight.
+        """
+        weight = self._global_weight(micro_batches, loss)
+        results = self._run(micro_batches, partial(self._loss, loss=loss, weight=weight), forward_only=False)
+        return self._figures(results)
+
+    def outputs(
+        self, micro_batches: list[MicroBatch], *, batch: PackedBatch, temperature: float, entropy: bool
+    ) -> TokenOutputs:
+        """Log-probabilities (and entropies) of all tokens of `batch`, in its order, on every stage."""
+        run = partial(self._read_out, temperature=temperature, entropy=entropy)
+        results = self._run(micro_batches, run, forward_only=True)
+        values = torch.zeros(2, batch.input_ids.numel(), device=micro_batches[0].input_ids.device)
+        if self.groups.is_last_stage:
+            starts, lengths = batch.cu_seqlens.tolist(), batch.lengths
+            for micro_batch, value in zip(micro_batches, results, strict=True):
+                offset = 0
+                for index in micro_batch.indices:
+                    length, start = lengths[index], starts[index]
+                    values[:, start : start + length] = value[:, offset : offset + length]
+                    offset += length
+        if self.groups.mesh.size("pp") > 1:
+            group = self.groups.collection.pp
+            dist.broadcast(values, src=dist.get_global_rank(group, group.size() - 1), group=group)
+        values = values.cpu()
+        return TokenOutputs(log_probs=values[0], entropy=values[1] if entropy else None)
+
+    def _run(self, micro_batches: list[MicroBatch], collect: Any, *, forward_only: bool) -> list[Any]:
+        def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
+            micro_batch = next(iterator)
+            output = model(
+                micro_batch.input_ids, micro_batch.positions, None, packed_seq_params=micro_batch.packed
+            )
+            return output, partial(collect, micro_batch)
+
+        extra = {"p2p_communicator": self._communicator} if self._communicator else {}
+        with torch.no_grad() if forward_only else torch.enable_grad():
+            return self._schedule(
+                forward_step_func=forward_step,
+                data_iterator=iter(micro_batches),
+                model=self.chunks,
+                num_microbatches=len(micro_batches),
+                seq_length=1,  # shapes are exchanged: micro-batches differ in length
+                micro_batch_size=1,
+                forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+                pg_collection=self.groups.collection,
+                **extra,
+            )
+
+    def _token_outputs(
+        self, micro_batch: MicroBatch, logits: Tensor, temperature: float, entropy: bool
+    ) -> TokenOutputs:
+        log_probs, entropies = vocab_parallel_log_probs(
+            logits.squeeze(0),
+            micro_batch.labels,
+            group=self.groups.collection.tp,
+            vocab_size=self.vocab_size,
+            temperature=temperature,
+            with_entropy=entropy,
+        )
+        return TokenOutputs(
+            micro_batch.to_tokens(log_probs), micro_batch.to_tokens(entropies) if entropies is not None else None
+        )
+
+    def _loss(
+        self, micro_batch: MicroBatch, logits: Tensor, *, loss: Loss, weight: float
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        outputs = self._token_outputs(micro_batch, logits, loss.temperature, loss.needs_entropy)
+        if len(micro_batch.batch) == 0:
+            # Another rank needs more micro-batches: take part in the communication, contribute nothing.
+            total, figures = outputs.log_probs.sum(), {}
+        else:
+            total, figures = loss(outputs, micro_batch.batch)
+        figures = {"loss": total.detach(), **figures}
+        return total / weight, torch.ones((), dtype=torch.int), {k: v.detach() / weight for k, v in figures.items()}
+
+    def _read_out(
+        self, micro_batch: MicroBatch, logits: Tensor, non_loss_data: bool = True, *, temperature: float, entropy: bool
+    ) -> Tensor:
+        outputs = self._token_outputs(micro_batch, logits, temperature, entropy)
+        second = outputs.entropy if outputs.entropy is not None else torch.zeros_like(outputs.log_probs)
+        return torch.stack([outputs.log_probs, second])
+
+    def _global_weight(self, micro_batches: list[MicroBatch], loss: Loss) -> float:
+        device = micro_batches[0].input_ids.device
+        weight = torch.zeros((), dtype=torch.float64, device=device)
+        for micro_batch in micro_batches:
+            if len(micro_batch.batch):
+                weight += loss.weight(micro_batch.batch).to(weight)
+        dist.all_reduce(weight, group=self.groups.collection.dp)
+        if float(weight) <= 0:
+            raise ValueError("the batch has no token that the loss counts (loss_mask is 0 everywhere)")
+        return float(weight)
+
+    def _figures(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
+        """Sum over micro-batches and data-parallel ranks of the last stage, told to all stages."""
+        box: list[Any] = [None]
+        collection = self.groups.collection
+        if self.groups.is_last_stage:
+            gathered: list[Any] = [None] * collection.dp.size()
+            local: dict[str, float] = {}
+            for figures in results:
+                for name, value in figures.items():
+                    local[name] = local.get(name, 0.0) + float(value)
+            dist.all_gather_object(gathered, local, group=collection.dp)
+            names = sorted({name for figures in gathered for name in figures})
+            box = [{name: sum(figures.get(name, 0.0) for figures in gathered) for name in names}]
+        if collection.pp.size() > 1:
+            source = dist.get_global_rank(collection.pp, collection.pp.size() - 1)
+            dist.broadcast_object_list(box, src=source, group=collection.pp)
+        return box[0]
