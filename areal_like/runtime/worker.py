@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from areal_like.alloc import DiagnosticError
 from areal_like.runtime.interrupt import InterruptFlag, install
 from areal_like.runtime.wire import Channel, Packet
 
@@ -113,7 +114,7 @@ class Worker:
         when = time.monotonic()
         text = "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {error}"
-        exception = error if any(c.__name__ == "DiagnosticError" for c in type(error).__mro__) else None  # TEMP
+        exception = error if isinstance(error, DiagnosticError) else None
         self._channel.send(("error", call, method, when, message, text, exception))
 
     def _setup(self, name: str, factory: str, kwargs: dict[str, Any], device: str, threads: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from areal_like.alloc import DiagnosticError
 from areal_like.runtime.local import WorkerError, WorkerGroup
 
 HERE = str(Path(__file__).parent)
@@ -215,8 +216,6 @@ def test_stream_failure_and_unsendable_answer():
 
 
 def test_diagnostics_keep_their_type():
-    from areal_like.alloc import DiagnosticError
-
     with group(1) as made, pytest.raises(DiagnosticError) as caught:
         made.call("refuse")
     assert [d.code for d in caught.value.diagnostics] == ["AL301"]
@@ -244,7 +243,8 @@ def test_close_of_a_busy_group_takes_what_it_started_along():
 DRIVER = """
     import sys, time
     sys.path.insert(0, {here!r})
-    from areal_like.runtime.local import WorkerGroup
+    from areal_like.alloc import DiagnosticError
+from areal_like.runtime.local import WorkerGroup
     group = WorkerGroup.start("host", "runtime_hosts:Host", {{}}, 2)
     group.call("join")
     busy = group.submit("sleep", 600) if {busy} else None
