@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from areal_like.config.algorithm import ActorConfig, CriticConfig, NormConfig, RefConfig, RejectionSamplingConfig
 from areal_like.config.experiment import RLConfig
+from areal_like.config.findings import CODES, ConfigError, Location
 from areal_like.config.generation import GenerationConfig
+from areal_like.config.loader import load_config
 from areal_like.config.running import (
     ClusterConfig,
     EvaluatorConfig,
@@ -23,12 +25,15 @@ from areal_like.config.training import (
 )
 
 __all__ = [
+    "CODES",
     "ActorConfig",
     "ClusterConfig",
+    "ConfigError",
     "CriticConfig",
     "DDPConfig",
     "EvaluatorConfig",
     "GenerationConfig",
+    "Location",
     "MegatronConfig",
     "MicroBatchConfig",
     "NormConfig",
@@ -42,4 +47,5 @@ __all__ = [
     "TrainDatasetConfig",
     "TrainEngineConfig",
     "ValidDatasetConfig",
+    "load_config",
 ]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import PrivateAttr
+
+from areal_like.alloc import Diagnostic
+from areal_like.config import paths
 from areal_like.config.algorithm import ActorConfig, CriticConfig, RefConfig
 from areal_like.config.fields import REQUIRED, Section, key
+from areal_like.config.findings import ConfigError, Location
 from areal_like.config.generation import GenerationConfig
 from areal_like.config.running import (
     ClusterConfig,
@@ -21,7 +26,10 @@ from areal_like.config.running import (
 )
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-_OTHER_ENGINE = "no engine of this version is configured by it"
+_OTHER_ENGINE = "no engine of this version reads these options"
+
+AT_START = frozenset({"AL205", "AL815"})
+"""Findings that let a file load, so that it can be checked and explained, but no run start."""
 
 
 class RLConfig(Section):
@@ -69,3 +77,36 @@ class RLConfig(Section):
     evaluator: EvaluatorConfig = key(EvaluatorConfig, "When the policy is measured.")
     stats_logger: StatsLoggerConfig = key(StatsLoggerConfig, "Where figures go.")
     perf_tracer: PerfTracerConfig | None = key(None, "AReaL's performance traces.")
+
+    _locations: dict[str, Location] = PrivateAttr(default_factory=dict)
+    _diagnostics: tuple[Diagnostic, ...] = PrivateAttr(default=())
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """What loading found and did not refuse: infos, warnings, and errors that only forbid a run."""
+        return self._diagnostics
+
+    def ensure_runnable(self) -> None:
+        """Refuse (ConfigError) what loads and cannot run in this version; every run calls this before it starts."""
+        errors = [d for d in self._diagnostics if d.severity == "error"]
+        if errors:
+            raise ConfigError(errors)
+
+    def location(self, path: str) -> Location:
+        """Where a key such as actor.backend stands; for one that was not given, the section around it.
+
+        Raises:
+            KeyError: there is no such key in the schema or the file.
+        """
+        steps = paths.split(path) or ()
+        if not steps or (path not in self._locations and paths.find(RLConfig, steps) is None):
+            raise KeyError(path)
+        for end in range(len(steps), -1, -1):
+            found = self._locations.get(paths.join(steps[:end]))
+            if found is not None:
+                return found
+        return Location("<not from a file>", 1, 1)
+
+    def attach(self, locations: dict[str, Location], diagnostics: tuple[Diagnostic, ...]) -> None:
+        """For the loader: remember where keys stand and what was found."""
+        self._locations, self._diagnostics = locations, diagnostics

@@ -1,0 +1,124 @@
+"""`key=value` from the command line, put into the tree before references are followed.
+
+The right side is YAML: `actor.optimizer.lr=1e-5`, `gconfig.stop=["\\n\\n"]`, `ref=null`. A mapping is merged into the
+section that it names. Every key of the schema can be given, also one that the file does not have.
+"""
+
+from __future__ import annotations
+
+from areal_like.alloc.diagnostics import closest
+from areal_like.config import paths
+from areal_like.config.fields import Section
+from areal_like.config.findings import COMMAND_LINE, Findings, Place
+from areal_like.config.nodes import Entry, parse
+
+
+def apply(model: type[Section], root: Entry, overrides: list[str], findings: Findings) -> None:
+    """Put every override into the tree, the last of a key winning; findings name the command line as their place."""
+    for number, text in enumerate(overrides, start=1):
+        _apply(model, root, text, number, findings)
+
+
+def _apply(model: type[Section], root: Entry, text: str, number: int, findings: Findings) -> None:
+    def place(column: int, width: int) -> Place:
+        return Place(COMMAND_LINE, number, column, text, width)
+
+    name, equals, right = text.partition("=")
+    key = name.strip().lstrip("+")
+    start = name.index(key) + 1 if key else 1
+    steps = paths.split(key)
+    if not equals or steps is None or isinstance(steps[0], int):
+        hint = "write key=value with a key of the schema, as in actor.optimizer.lr=1e-5"
+        findings.error("AL810", f"{text!r} is not an override", place(1, len(text)), help=hint)
+        return
+    at = place(start, len(key))
+    before = len(findings.all)
+    value = parse(right, COMMAND_LINE, findings, first_line=number, first_column=len(name) + 2)
+    if value is None or len(findings.all) > before:
+        return
+    _point_at(value, text)
+    value.at = at
+    parent = _descend(model, root, steps, at, findings)
+    if parent is not None:
+        _put(parent, steps, value, at, findings)
+
+
+def _descend(
+    model: type[Section], root: Entry, steps: tuple[paths.Step, ...], at: Place, findings: Findings
+) -> Entry | None:
+    """The entry that holds the last step; sections on the way are made."""
+    current = root
+    section: type[Section] | None = model
+    for index, step in enumerate(steps[:-1]):
+        path = paths.join(steps[: index + 1])
+        if isinstance(current.value, list):
+            found = _item(current, step, path, at, findings)
+            if found is None:
+                return None
+            current, section = found, None
+            continue
+        field = paths.fields(section).get(str(step)) if section else None
+        if section is not None and field is None:
+            near = closest(str(step), paths.fields(section))
+            hint = f"did you mean {paths.join((*steps[:index], near))}?" if near else None
+            findings.error("AL805", f"unknown key {path!r}", at, path=path, help=hint)
+            return None
+        child = current.value.get(str(step)) if isinstance(current.value, dict) else None
+        if child is None or child.value is None:
+            if current.value is None:
+                current.value = {}
+            child = Entry({}, at, at)
+            current.value[str(step)] = child
+        if not isinstance(child.value, dict | list):
+            findings.error(
+                "AL810", f"{path} is a single value: nothing can be set inside it", at, path=paths.join(steps)
+            )
+            return None
+        current, section = child, paths.section_of(field) if field else None
+    return current
+
+
+def _put(parent: Entry, steps: tuple[paths.Step, ...], value: Entry, at: Place, findings: Findings) -> None:
+    path, last = paths.join(steps), steps[-1]
+    if isinstance(parent.value, list):
+        found = _item(parent, last, path, at, findings)
+        if found is not None:
+            parent.value[int(last)] = _merged(found, value)
+    elif isinstance(last, int):
+        findings.error("AL810", f"{paths.join(steps[:-1])} is not a list", at, path=path)
+    else:
+        old = parent.value.get(last)
+        parent.value[last] = value if old is None else _merged(old, value)
+
+
+def _item(entry: Entry, step: paths.Step, path: str, at: Place, findings: Findings) -> Entry | None:
+    if str(step).isdecimal() and int(step) < len(entry.value):
+        item: Entry = entry.value[int(step)]
+        return item
+    count = len(entry.value)
+    findings.error("AL810", f"{path}: the list has {count} items, counted from 0", at, path=path)
+    return None
+
+
+def _merged(old: Entry, new: Entry) -> Entry:
+    """A mapping changes the keys that it names; anything else replaces."""
+    if not isinstance(old.value, dict) or not isinstance(new.value, dict):
+        return new
+    both = dict(old.value)
+    for name, value in new.value.items():
+        both[name] = _merged(both[name], value) if name in both else value
+    return Entry(both, new.at, new.value_at)
+
+
+def _point_at(entry: Entry, text: str) -> None:
+    """Show the whole override as the source of each place in its value."""
+
+    def whole(place: Place) -> Place:
+        return Place(place.file, place.line, place.column, text, place.width)
+
+    entry.at, entry.value_at = whole(entry.at), whole(entry.value_at)
+    entry.text_at = whole(entry.text_at) if entry.text_at else None
+    children = entry.value.values() if isinstance(entry.value, dict) else entry.value
+    if isinstance(entry.value, dict | list):
+        for child in children:
+            _point_at(child, text)

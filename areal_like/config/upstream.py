@@ -1,0 +1,67 @@
+"""Keys of AReaL that are not in this schema, so that a file written for it gets a better answer than "unknown key"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_CAP = (
+    "replaced by rejection_sampling",
+    "behave_imp_weight_cap: X is rejection_sampling: {level: token, action: mask, metric: ratio, upper: X}; "
+    "behave_imp_weight_mode names level and action: token_mask, token_truncate (clamp), sequence_mask, "
+    "sequence_truncate, or disabled, which is rejection_sampling: null",
+)
+
+REPLACED: dict[str, tuple[str, str]] = {
+    "behave_imp_weight_cap": _CAP,
+    "behave_imp_weight_mode": _CAP,
+    "behav_imp_weight_cap": _CAP,
+    "allocation_mode": (
+        "replaced by one `backend` for each role",
+        "sglang:d4+megatron:d4 is rollout.backend: sglang:d4 and actor.backend: megatron:d4",
+    ),
+    "launcher": ("gone: nothing is launched outside the run", "remove the section"),
+    "async_training": ("replaced by rollout.max_head_offpolicyness", "0 is synchronous"),
+    "dataset_kwargs": ("named kwargs here", "write kwargs: {...}"),
+}
+"""Removed or renamed keys: what happened, and what to write."""
+
+_ENGINE = (
+    "attn_impl use_kernels is_critic pad_to_maximum grad_reduce_dtype optimizer_dtype fsdp archon offload lora_rank "
+    "lora_alpha target_modules peft_type enable_tree_training _version admin_api_key log_level request_timeout "
+    "setup_timeout"
+)
+
+_NOT_HERE: dict[str, str] = {
+    "RLConfig": "teacher dynamic_bs memory_profiler",
+    "GenerationConfig": "skip_special_tokens lora_name use_beam_search",
+    "MicroBatchConfig": "",
+    "OptimizerConfig": "offload initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+    "DDPConfig": "align_param_gather fp8_param_gather",
+    "MegatronConfig": (
+        "wrap_with_ddp use_torch_fsdp2 use_custom_fsdp overlap_param_gather_with_optimizer_step "
+        "use_precision_aware_optimizer main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype async_save "
+        "use_checkpoint_opt_param_scheduler distribute_saved_activations recompute_modules moe_shared_expert_overlap "
+        "moe_enable_deepep moe_permute_fusion use_mbridge_save use_bridge_for_update_weights"
+    ),
+    "TrainEngineConfig": _ENGINE,
+    "ActorConfig": (
+        "group_size dynamic_sampling m2_threshold overlong_reward_penalty overlong_tokens overlong_penalty_factor "
+        "use_sapo_loss sapo_tau_pos sapo_tau_neg log_agent_stats_keys enable_kpop kpop_phi"
+    ),
+    "RolloutConfig": (
+        "check_trajectory_format return_routed_experts openai _version model routing_strategy poll_interval "
+        "admin_api_key api_url provider_api_key log_level"
+    ),
+    "TrainDatasetConfig": "num_dataset_workers setup_timeout",
+    "RecoverConfig": "no_save_optim no_load_optim",
+    "ClusterConfig": "gpu_type mount default_mount",
+    "SchedulerConfig": (
+        "endpoint deploy_mode functioncall_service_domain reward_functioncall_config reward_model_path "
+        "reward_model_service_url"
+    ),
+}
+
+
+def without_counterpart(model: type[Any], name: str) -> bool:
+    """Whether AReaL has this key in the section of `model`, and this schema has nothing for it."""
+    return any(name in _NOT_HERE.get(base.__name__, "").split() for base in model.__mro__)

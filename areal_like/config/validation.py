@@ -1,0 +1,150 @@
+"""The tree against the schema: Pydantic finds the faults, this module says them in the user's words and places them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from areal_like.alloc.diagnostics import closest
+from areal_like.config import paths
+from areal_like.config.experiment import RLConfig
+from areal_like.config.fields import Section
+from areal_like.config.findings import Findings
+from areal_like.config.nodes import Entry, plain
+from areal_like.config.upstream import REPLACED, without_counterpart
+
+_TYPES = {
+    "string": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "dict": "a mapping of keys",
+    "model": "a section: a mapping of keys",
+    "tuple": "a list",
+    "list": "a list",
+}
+
+
+def validate(root: Entry, findings: Findings) -> tuple[RLConfig | None, set[tuple[paths.Step, ...]]]:
+    """The typed configuration, or None with findings; and the keys about which there are findings."""
+    try:
+        return RLConfig.model_validate(plain(root)), set()
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+    except (ValueError, OverflowError, RecursionError) as error:  # for example a whole number too large for a float
+        findings.error("AL808", f"a value cannot be used: {error}", root.at)
+        return None, set()
+    bad: set[tuple[paths.Step, ...]] = set()
+    for fault in faults:
+        steps = tuple(fault["loc"])
+        if extra_key := (fault.get("ctx") or {}).get("key"):
+            steps = (*steps, str(extra_key))
+        bad.add(steps)
+        entry, found = nearest(root, steps)
+        if not entry.broken:
+            _report(fault, steps, entry, found == len(steps), findings)
+    return None, bad
+
+
+def nearest(root: Entry, steps: tuple[paths.Step, ...]) -> tuple[Entry, int]:
+    """The entry of a key, else of the innermost section around it that the file gives; and the steps it took."""
+    current = root
+    for index, step in enumerate(steps):
+        value = current.value
+        if (isinstance(value, dict) and step in value) or (
+            isinstance(value, list) and isinstance(step, int) and step < len(value)
+        ):
+            current = value[step]
+        else:
+            return current, index
+    return current, len(steps)
+
+
+def _report(fault: Any, steps: tuple[paths.Step, ...], entry: Entry, found: bool, findings: Findings) -> None:
+    kind, path = str(fault["type"]), paths.join(steps)
+    if kind == "extra_forbidden":
+        _unknown(steps, entry, findings)
+    elif kind == "missing":
+        where = f"in {paths.join(steps[:-1])}" if len(steps) > 1 else "at the top of the file"
+        field = paths.find(RLConfig, steps)
+        hint = f"{steps[-1]}: {field.description}" if field else None
+        findings.error("AL806", f"the key {steps[-1]!r} is missing {where}", entry.at, path=path, help=hint)
+    elif kind in ("literal_error", "enum"):
+        choices = str(fault["ctx"]["expected"]).replace(" or ", ", ").split(", ")
+        names = [choice.strip("'") for choice in choices]
+        near = closest(str(entry.value), names)
+        null = " (or null)" if _may_be_null(steps) else ""
+        message = f"{_shown(entry.value)} is not one of {', '.join(names)}{null}"
+        findings.error("AL808", message, entry.value_at, path=path, alternatives=(near,) if near else ())
+    elif kind.endswith("_type") or kind in ("int_from_float", "finite_number"):
+        wanted = _TYPES.get(kind.removesuffix("_type").split("_")[0], str(fault["msg"]))
+        wanted = (
+            "a finite number" if kind == "finite_number" else "a whole number" if kind == "int_from_float" else wanted
+        )
+        message = f"this must be {wanted}, not {_shown(entry.value)}"
+        findings.error("AL807", message, entry.value_at, path=path, help=_type_help(kind, entry.value))
+    else:
+        said = str(fault["msg"])
+        said = said.removeprefix("Input should be ").removeprefix("String should ").removeprefix("Value error, ")
+        value = f"{_shown(entry.value)}: " if found and not isinstance(entry.value, dict | list) else ""
+        words = f"this must be {said}" if str(fault["msg"]).startswith("Input should be ") else said
+        findings.error("AL808", f"{value}{words}", entry.value_at, path=path)
+
+
+def _unknown(steps: tuple[paths.Step, ...], entry: Entry, findings: Findings) -> None:
+    path, name = paths.join(steps), str(steps[-1])
+    model = _section_at(steps[:-1])
+    if name in REPLACED:
+        what, instead = REPLACED[name]
+        findings.error("AL814", f"{name} is {what}", entry.at, path=path, help=instead)
+        return
+    if without_counterpart(model, name):
+        findings.error("AL811", f"{name} is a key of AReaL that this version has nothing for", entry.at, path=path)
+        return
+    near = closest(name, paths.fields(model))
+    elsewhere = [paths.join(other) for other, _ in paths.keys(RLConfig) if other[-1] == name]
+    hint = f"did you mean {near}?" if near else None
+    if hint is None and elsewhere:
+        hint = f"the schema has it as {' and as '.join(elsewhere[:3])}"
+    where = f"in {paths.join(steps[:-1])}" if len(steps) > 1 else "at the top of the file"
+    findings.error("AL805", f"unknown key {name!r} {where}", entry.at, path=path, help=hint)
+
+
+def _section_at(steps: tuple[paths.Step, ...]) -> type[Section]:
+    field = paths.find(RLConfig, steps) if steps else None
+    return (paths.section_of(field) if field else None) or RLConfig
+
+
+def _may_be_null(steps: tuple[paths.Step, ...]) -> bool:
+    field = paths.find(RLConfig, steps)
+    return field is not None and type(None) in getattr(field.annotation, "__args__", ())
+
+
+def _type_help(kind: str, value: Any) -> str | None:
+    if kind == "string_type" and not isinstance(value, dict | list):
+        return "put quotes around it if it is meant as text" if value is not None else None
+    if kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off", "0", "1"):
+        return "write true or false"
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A value as the user wrote it, shortened."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value) if isinstance(value, str) else _number(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _number(value: float) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python refuses to print whole numbers of more than 4300 digits
+        return "a huge number"
