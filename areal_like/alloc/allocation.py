@@ -9,12 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from areal_like.alloc.backends import BackendDescriptor
 from areal_like.alloc.diagnostics import AllocationError, Diagnostic, Span
-from areal_like.alloc.faults import diagnose
+from areal_like.alloc.faults import Fault, diagnose
 from areal_like.alloc.fields import FIELDS, write
-from areal_like.alloc.layout import check
+from areal_like.alloc.layout import Sizes, check
 from areal_like.alloc.mesh import Mesh
+from areal_like.alloc.recovery import unexpected
 from areal_like.alloc.registry import get_backend
-from areal_like.alloc.syntax import draft_of
+from areal_like.alloc.syntax import Draft, draft_of
 
 __all__ = ["ModelAllocation"]
 
@@ -51,14 +52,14 @@ class ModelAllocation(BaseModel):
             AllocationError: for anything but a valid string, with all independent faults.
         """
         _check_text(text)
-        draft, faults = draft_of(text)
-        sizes = check(draft, faults)
+        draft, sizes, faults = _read(text)
         if faults:
             raise AllocationError(diagnose(text, faults, _accepts))
         assert draft.backend is not None  # a draft without faults names its backend
         name = None if draft.name is None else draft.name.text
         # Already checked, by the same `check` as in `_validate`.
-        return cls.model_construct(**dict(zip(FIELDS, (draft.backend.text, name, *sizes), strict=True)))
+        values: dict[str, Any] = dict(zip(FIELDS, (draft.backend.text, name, *sizes), strict=True))
+        return cls.model_construct(**values)
 
     @model_validator(mode="before")
     @classmethod
@@ -186,10 +187,17 @@ def _check_text(text: object) -> None:
         raise AllocationError([Diagnostic("AL002", "error", message, span=Span(0, len(text)), source=text, help=hint)])
 
 
+def _read(text: str) -> tuple[Draft, Sizes, list[Fault]]:
+    """The one way from a string to sizes."""
+    draft, faults = draft_of(text)
+    sizes = check(draft, faults)
+    if draft.stopped is not None and not faults:
+        faults.append(unexpected(text, draft.stopped))
+    return draft, sizes, faults
+
+
 def _accepts(text: str) -> bool:
     """Whether a string parses."""
     if not text.strip():
         return False
-    draft, faults = draft_of(text)
-    check(draft, faults)
-    return not faults
+    return not _read(text)[2]

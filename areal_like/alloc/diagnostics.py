@@ -104,7 +104,7 @@ def closest(word: str, options: Iterable[str]) -> str | None:
     import difflib
 
     by_folded = {option.casefold(): option for option in options}
-    found = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.65)
     return by_folded[found[0]] if found else None
 
 

@@ -47,12 +47,14 @@ def check(draft: Draft, faults: list[Fault]) -> Sizes:
         _check_letters(backend, attn, faults)
         if ffn is None or backend.has_experts:
             _check_letters(backend, ffn, faults)
-    _check_virtual(attn, faults)
+    if backend is None or "v" in backend.letters:
+        _check_virtual(attn, faults)
     agree = ffn is None or _check_pipeline(attn, ffn, faults)
     sizes = _sizes(attn, ffn)
-    if draft.complete and attn.sound and (ffn is None or ffn.sound):
-        if _check_world(draft, sizes, faults) and agree:
-            _check_experts(sizes, attn, ffn, faults)
+    if not (draft.complete and attn.sound and (ffn is None or ffn.sound)):
+        return sizes
+    if _check_world(draft, sizes, faults) and agree and (backend is None or backend.has_experts):
+        _check_experts(sizes, attn, ffn, faults)
     return sizes
 
 

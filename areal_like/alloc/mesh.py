@@ -139,7 +139,9 @@ class Mesh:
         wanted = {IN_EXPERT_GRID.get(dim, dim) if expert else dim for dim in dims}
         if len(wanted) != len(dims) or not wanted <= set(grid):
             raise _unknown_group(name, dims, grid)
-        inside, outside, stride = [], [], 1
+        inside: list[tuple[int, int]] = []
+        outside: list[tuple[int, int]] = []
+        stride = 1
         for dim in grid:
             size = self._shape[dim]
             (inside if dim in wanted else outside).append((size, stride))

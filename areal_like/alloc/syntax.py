@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal_like.alloc.diagnostics import Span
 from areal_like.alloc.faults import Fault
@@ -16,7 +16,7 @@ from areal_like.alloc.faults import Fault
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-__all__ = ["DIM", "WHITE", "Dim", "Draft", "Part", "bare_parser", "draft_of", "split_dim"]
+__all__ = ["DIM", "WHITE", "Dim", "Draft", "Part", "draft_of", "split_dim"]
 
 WHITE = " \t\r\n\f"
 GRAMMAR = Path(__file__).with_name("grammar.lark")
@@ -61,6 +61,7 @@ class Draft(NamedTuple):
         attn: the dimensions of the flat form, or of the attention part of the folded one.
         ffn: the dimensions of the feed-forward part; None in the flat form.
         complete: False when a part could not be recovered, so that the sizes say nothing about the whole.
+        stopped: the column where the grammar gave up; None for a string that it accepts.
     """
 
     source: str
@@ -69,6 +70,7 @@ class Draft(NamedTuple):
     attn: list[Dim]
     ffn: list[Dim] | None
     complete: bool = True
+    stopped: int | None = None
 
 
 def draft_of(text: str) -> tuple[Draft, list[Fault]]:
@@ -76,12 +78,13 @@ def draft_of(text: str) -> tuple[Draft, list[Fault]]:
     from lark.exceptions import UnexpectedInput
 
     try:
-        backend, name, (attn, ffn) = _parser().parse(text)  # type: ignore[misc]
+        parts: Any = _parser().parse(text)
     except UnexpectedInput as error:
         from areal_like.alloc.recovery import recover
 
         column = getattr(error, "pos_in_stream", None)
         return recover(text, len(text) if column is None or column < 0 else column)
+    backend, name, (attn, ffn) = parts
     return Draft(text, Part(str(backend), backend.start_pos), name, attn, ffn), []
 
 
@@ -118,11 +121,3 @@ def _parser() -> Lark:
     from lark import Lark
 
     return Lark(GRAMMAR.read_text(encoding="utf-8"), parser="lalr", transformer=_Callbacks(), maybe_placeholders=False)
-
-
-@cache
-def bare_parser() -> Lark:
-    """The same grammar parsed to a plain Lark tree: what the benchmark compares with."""
-    from lark import Lark
-
-    return Lark(GRAMMAR.read_text(encoding="utf-8"), parser="lalr", maybe_placeholders=False)
