@@ -6,7 +6,7 @@ Every key says one of these about itself, and the loader, the documentation and 
 - `no_effect`: it loads, and has nothing to act on in this system; setting it yields an `info`;
 - `unsupported_unless`: only these values can be honoured by this version; any other is an error;
 - `refused_at_start`: it loads, so that a file can be checked and explained, but no run starts with it;
-- `same_as`: a repetition of another key (AReaL's files write the trial name seven times); a differing value is an error;
+- `same_as`: repeats another key (AReaL's files write the trial name seven times); a differing value is an error;
 - `inherits`: not a limit: when the key is absent, null or empty it takes the value of that other key.
 """
 

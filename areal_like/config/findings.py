@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from areal_like.alloc import Diagnostic, DiagnosticError, Span
+from areal_like.alloc.diagnostics import Severity
 
 COMMAND_LINE = "<command line>"
 
@@ -77,24 +78,21 @@ class Findings:
         d = diagnostic
         self._found.setdefault((d.code, d.file, d.line, d.column, d.message), d)
 
-    def error(self, code: str, message: str, place: Place, *, path: str = "", **more: object) -> None:
-        self.add(diagnostic(code, message, place, path=path, **more))
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(self._found.values())
+    def error(
+        self,
+        code: str,
+        message: str,
+        place: Place,
+        *,
+        path: str = "",
+        help: str | None = None,
+        alternatives: tuple[str, ...] = (),
+    ) -> None:
+        self.add(diagnostic(code, message, place, path=path, help=help, alternatives=alternatives))
 
     @property
     def all(self) -> tuple[Diagnostic, ...]:
         return tuple(self._found.values())
-
-    @property
-    def has_errors(self) -> bool:
-        return any(d.severity == "error" for d in self._found.values())
-
-    def raise_errors(self) -> None:
-        """ConfigError with everything found so far, when there is an error in it."""
-        if self.has_errors:
-            raise ConfigError(self.all)
 
 
 def diagnostic(
@@ -103,19 +101,21 @@ def diagnostic(
     place: Place,
     *,
     path: str = "",
-    severity: str = "error",
+    severity: Severity = "error",
     help: str | None = None,
     alternatives: tuple[str, ...] = (),
 ) -> Diagnostic:
     """A finding that points at `place`; `path` is the key, as in actor.optimizer.lr."""
-    found = Diagnostic(code, "error", message, help=help, alternatives=alternatives)
-    return replace(
-        found,
-        severity=severity,
+    return Diagnostic(
+        code,
+        severity,
+        message,
         span=place.span,
         source=place.source,
         key=path or None,
         file=place.file,
         line=place.line,
         column=place.column,
+        help=help,
+        alternatives=alternatives,
     )

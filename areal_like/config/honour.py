@@ -55,7 +55,7 @@ def _differs(value: Any, default: Any) -> bool:
 
 def _unsupported(entry: Entry, steps: tuple[paths.Step, ...], mark: dict[str, Any], findings: Findings) -> None:
     allowed = " or ".join(_yaml(value) for value in mark["unsupported_unless"])
-    message = f"this version cannot do {steps[-1]}: {_yaml(entry.value)}: {mark['why']}"
+    message = f"this version cannot do {paths.join(steps)}: {_yaml(entry.value)}: {mark['why']}"
     hint = f"leave it out, or write {allowed}"
     findings.error("AL811", message, entry.value_at, path=paths.join(steps), help=hint)
 

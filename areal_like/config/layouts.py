@@ -46,4 +46,7 @@ def _placed(diagnostic: Diagnostic, entry: Entry, path: str) -> Diagnostic:
     """In the file: the column of the fault itself where the string stands there as it is, else that of the value."""
     start = entry.text_at or entry.value_at
     offset = diagnostic.span.start if diagnostic.span and entry.text_at else 0
-    return replace(diagnostic, key=path, file=start.file, line=start.line, column=start.column + offset)
+    span = diagnostic.span
+    if span is None and diagnostic.source:
+        span = Span(0, len(diagnostic.source))
+    return replace(diagnostic, span=span, key=path, file=start.file, line=start.line, column=start.column + offset)

@@ -21,7 +21,7 @@ MAX_BYTES = 4 << 20
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RLConfig:
     """Load a YAML file, apply `key=value` overrides, follow references, and check everything.
 
-    What is right but noteworthy is in `config.diagnostics`; `config.ensure_runnable()` refuses what no run can start with.
+    `config.diagnostics` holds what is worth knowing; `config.ensure_runnable()` refuses what no run can start with.
 
     Raises:
         ConfigError: with all findings; nothing else is raised for any content of the file or of the overrides.

@@ -60,19 +60,19 @@ for _kind, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
-def parse(text: str, file: str, findings: Findings, *, first_line: int = 1, first_column: int = 1) -> Entry | None:
+def parse(text: str, file: str, findings: Findings, *, within: Place | None = None) -> Entry | None:
     """The tree of a document; None when it cannot be made, which `findings` then explains.
 
-    `first_line` and `first_column` shift all places, for a text that is a part of another.
+    `within` is the place where the text starts, when it is the end of a longer line (an override).
     """
-    source = _Source(text, file, first_line, first_column)
+    source = _Source(text, file, within)
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = source.place(mark.line, mark.column) if mark else source.start
         said = " ".join(part for part in (error.context, error.problem) if part)
-        findings.error("AL802", f"this is not YAML: {said}", place, help=_syntax_help(text, error))
+        findings.error("AL802", f"this is not YAML: {said}", place, help=_syntax_help(place, error))
         return None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
@@ -93,8 +93,10 @@ def parse(text: str, file: str, findings: Findings, *, first_line: int = 1, firs
     return builder.entry(node, source.of(node))
 
 
-def _syntax_help(text: str, error: yaml.MarkedYAMLError) -> str | None:
+def _syntax_help(place: Place, error: yaml.MarkedYAMLError) -> str | None:
     problem = error.problem or ""
+    if place.source[: place.column].endswith("${"):
+        return 'between { } or [ ], put quotes around a reference: "${a.b}"'
     if "\\t" in problem or "'\t'" in problem:
         return "indent with spaces, not with tabs"
     if "mapping values are not allowed" in problem:
@@ -107,17 +109,17 @@ def _syntax_help(text: str, error: yaml.MarkedYAMLError) -> str | None:
 class _Source:
     """The text, its lines, and places in it."""
 
-    def __init__(self, text: str, file: str, first_line: int, first_column: int) -> None:
-        self.text, self.file = text, file
+    def __init__(self, text: str, file: str, within: Place | None) -> None:
+        self.file, self.within = file, within
         self.lines = _LINE_BREAK.split(text)
-        self.first_line, self.first_column = first_line, first_column
 
     def place(self, line: int, column: int, width: int = 1) -> Place:
         """From 0-based line and column."""
-        shift = self.first_column - 1 if line == 0 else 0
-        shown = self.lines[min(line, len(self.lines) - 1)]
-        # The source line of a shifted text is completed by whoever shifted it.
-        return Place(self.file, line + self.first_line, column + 1 + shift, " " * shift + shown, width)
+        if self.within is not None:
+            w = self.within
+            offset = sum(len(text) + 1 for text in self.lines[:line])
+            return Place(w.file, w.line, w.column + offset + column, w.source, width)
+        return Place(self.file, line + 1, column + 1, self.lines[min(line, len(self.lines) - 1)], width)
 
     @property
     def start(self) -> Place:
@@ -235,3 +237,13 @@ def plain(entry: Entry) -> Any:
     if isinstance(entry.value, list):
         return [plain(child) for child in entry.value]
     return entry.value
+
+
+def child_of(entry: Entry, step: str | int) -> Entry | None:
+    """What a section or a list holds under a name or a position."""
+    if isinstance(entry.value, dict):
+        return entry.value.get(str(step))
+    if isinstance(entry.value, list) and str(step).isdecimal() and int(step) < len(entry.value):
+        child: Entry = entry.value[int(step)]
+        return child
+    return None

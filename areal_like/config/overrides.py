@@ -33,10 +33,9 @@ def _apply(model: type[Section], root: Entry, text: str, number: int, findings: 
         return
     at = place(start, len(key))
     before = len(findings.all)
-    value = parse(right, COMMAND_LINE, findings, first_line=number, first_column=len(name) + 2)
+    value = parse(right, COMMAND_LINE, findings, within=place(len(name) + 2, 1))
     if value is None or len(findings.all) > before:
         return
-    _point_at(value, text)
     value.at = at
     parent = _descend(model, root, steps, at, findings)
     if parent is not None:
@@ -65,6 +64,9 @@ def _descend(
             return None
         child = current.value.get(str(step)) if isinstance(current.value, dict) else None
         if child is None or child.value is None:
+            if isinstance(steps[index + 1], int):
+                findings.error("AL810", f"{path} is not a list", at, path=paths.join(steps))
+                return None
             if current.value is None:
                 current.value = {}
             child = Entry({}, at, at)
@@ -108,17 +110,3 @@ def _merged(old: Entry, new: Entry) -> Entry:
     for name, value in new.value.items():
         both[name] = _merged(both[name], value) if name in both else value
     return Entry(both, new.at, new.value_at)
-
-
-def _point_at(entry: Entry, text: str) -> None:
-    """Show the whole override as the source of each place in its value."""
-
-    def whole(place: Place) -> Place:
-        return Place(place.file, place.line, place.column, text, place.width)
-
-    entry.at, entry.value_at = whole(entry.at), whole(entry.value_at)
-    entry.text_at = whole(entry.text_at) if entry.text_at else None
-    children = entry.value.values() if isinstance(entry.value, dict) else entry.value
-    if isinstance(entry.value, dict | list):
-        for child in children:
-            _point_at(child, text)

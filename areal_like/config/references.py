@@ -9,7 +9,7 @@ from areal_like.alloc.diagnostics import closest
 from areal_like.config import paths
 from areal_like.config.fields import Section, marks
 from areal_like.config.findings import Findings, Place
-from areal_like.config.nodes import MAX_NODES, Entry
+from areal_like.config.nodes import MAX_NODES, Entry, child_of
 
 MAX_TEXT = 65_536
 """Longest text that references may build."""
@@ -119,7 +119,7 @@ class Resolver:
         for index, step in enumerate(steps):
             if isinstance(current.value, str) and not self.follow(current, steps[:index], entry, path):
                 return None
-            child = _child(current, step)
+            child = child_of(current, step)
             if child is None:
                 return self.absent(steps, index, current, entry, path)
             current = child
@@ -159,15 +159,6 @@ class Resolver:
         entry.value, entry.broken = None, True
         if not entry.implicit:
             self.findings.error("AL809", message, entry.value_at, path=path, help=help)
-
-
-def _child(entry: Entry, step: paths.Step) -> Entry | None:
-    if isinstance(entry.value, dict):
-        return entry.value.get(str(step))
-    if isinstance(entry.value, list) and str(step).isdecimal() and int(step) < len(entry.value):
-        child: Entry = entry.value[int(step)]
-        return child
-    return None
 
 
 def _computed(value: Any, at: Place) -> Entry:

@@ -11,7 +11,7 @@ from areal_like.config import paths
 from areal_like.config.experiment import RLConfig
 from areal_like.config.fields import Section
 from areal_like.config.findings import Findings
-from areal_like.config.nodes import Entry, plain
+from areal_like.config.nodes import Entry, child_of, plain
 from areal_like.config.upstream import REPLACED, without_counterpart
 
 _TYPES = {
@@ -51,13 +51,10 @@ def nearest(root: Entry, steps: tuple[paths.Step, ...]) -> tuple[Entry, int]:
     """The entry of a key, else of the innermost section around it that the file gives; and the steps it took."""
     current = root
     for index, step in enumerate(steps):
-        value = current.value
-        if (isinstance(value, dict) and step in value) or (
-            isinstance(value, list) and isinstance(step, int) and step < len(value)
-        ):
-            current = value[step]
-        else:
+        child = child_of(current, step)
+        if child is None:
             return current, index
+        current = child
     return current, len(steps)
 
 
@@ -85,11 +82,29 @@ def _report(fault: Any, steps: tuple[paths.Step, ...], entry: Entry, found: bool
         message = f"this must be {wanted}, not {_shown(entry.value)}"
         findings.error("AL807", message, entry.value_at, path=path, help=_type_help(kind, entry.value))
     else:
-        said = str(fault["msg"])
-        said = said.removeprefix("Input should be ").removeprefix("String should ").removeprefix("Value error, ")
-        value = f"{_shown(entry.value)}: " if found and not isinstance(entry.value, dict | list) else ""
-        words = f"this must be {said}" if str(fault["msg"]).startswith("Input should be ") else said
-        findings.error("AL808", f"{value}{words}", entry.value_at, path=path)
+        field = paths.find(RLConfig, steps)
+        about = field.description if field and found else None
+        message = _rule(fault, entry.value if found else None)
+        findings.error("AL808", message, entry.value_at, path=path, help=about)
+
+
+def _rule(fault: Any, value: Any) -> str:
+    """A broken rule about a value of the right type."""
+    kind, said = str(fault["type"]), str(fault["msg"])
+    if kind == "string_pattern_mismatch":
+        return f"{_shown(value)} is not a usable name"
+    if kind == "string_too_short":
+        return "this must not be empty"
+    bound = {
+        "greater_than_equal": "at least",
+        "greater_than": "above",
+        "less_than_equal": "at most",
+        "less_than": "below",
+    }
+    if kind in bound:
+        limit = next(iter(fault["ctx"].values()))
+        return f"this must be {bound[kind]} {limit:g}, not {_shown(value)}"
+    return said.removeprefix("Value error, ")
 
 
 def _unknown(steps: tuple[paths.Step, ...], entry: Entry, findings: Findings) -> None:
