@@ -97,7 +97,7 @@ class ModelAllocation(BaseModel):
         """d. AllocationError AL107 while it is '*'."""
         if self.data_parallel_size is None:
             raise self._error(
-                "AL107", "d is '*' and not resolved yet", "call resolve(gpus) first, or write a size for d"
+                "AL107", "d is '*' and not resolved yet", "write a size for d, or resolve it with a number of GPUs"
             )
         return self.data_parallel_size
 

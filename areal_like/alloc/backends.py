@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from areal_like.alloc.diagnostics import AllocationError, Diagnostic
+from areal_like.alloc.diagnostics import AllocationError, Diagnostic, Span
 
 __all__ = ["LETTERS", "BackendDescriptor", "Capabilities", "Role"]
 
@@ -83,7 +83,9 @@ class BackendDescriptor:
         if self.role != role:
             verb = {"train": "trains", "inference": "generates"}
             message = f"backend {self.name} {verb[self.role]}; a backend that {verb[role]} is needed here"
-            raise AllocationError([Diagnostic("AL207", "error", message, source=source, key=key)])
+            start = -1 if source is None else source.find(self.name)
+            span = Span(start, start + len(self.name)) if start >= 0 else None
+            raise AllocationError([Diagnostic("AL207", "error", message, span, source, key=key)])
 
     def load_engine(self) -> type[Any]:
         """Import the engine class.
