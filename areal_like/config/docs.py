@@ -1,4 +1,4 @@
-"""Writes the reference of the configuration from the schema: `python -m areal_like.config.docs > docs/configuration.md`."""
+"""Writes the reference of the configuration: `python -m areal_like.config.docs > docs/configuration.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from areal_like.config.findings import CODES
 _HEAD = """\
 # Configuration
 
-<!-- Written by `python -m areal_like.config.docs > docs/configuration.md`; a test compares. Edit the schema instead. -->
+<!-- Written by `python -m areal_like.config.docs > docs/configuration.md`; edit the schema instead. -->
 
 A run is one YAML file. `load_config(path, overrides)` checks all of it and reports every fault at once, each with its
 file, line and column.
@@ -30,8 +30,9 @@ file, line and column.
 - **Inherited keys.** A key that inherits takes the value of the key named, when it is absent, null or empty.
 - **Numbers and words** follow YAML 1.2: `3e-6` is a number; `yes`, `on` and `off` are texts, not true and false.
 
-The column *effect* says what this version does with a key: *yes*, some code acts on it; *none*, it loads and a note says
-why it does nothing here; *only X*, any other value is refused; *repeats X*, it may be left out and must otherwise agree.
+The column *effect* says what this version does with a key: *yes*, some code acts on it; *none*, it loads and a note
+says why it does nothing here; *only X*, any other value is refused; *repeats X*, it may be left out and must otherwise
+agree.
 """
 
 
@@ -101,7 +102,7 @@ def _bounds(field: FieldInfo) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     found = []
     for rule in field.metadata:
-        found += [f"{sign} {getattr(rule, name):g}" for name, sign in signs.items() if hasattr(rule, name)]
+        found += [f"{sign} {getattr(rule, name)}" for name, sign in signs.items() if hasattr(rule, name)]
     return f" {', '.join(found)}" if found else ""
 
 

@@ -15,7 +15,7 @@ from areal_like.config.fields import Section
 
 Step = str | int
 
-_STEP = re.compile(r"(?:^|\.)([^.\[\]\s{}$]+)|\[([0-9]{1,9})\]")
+_STEP = re.compile(r"(?:^|\.)([^.\[\]\s{}$:,]+)|\[([0-9]{1,9})\]")
 
 
 def split(path: str) -> tuple[Step, ...] | None:

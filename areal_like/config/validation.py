@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from areal_like.alloc.diagnostics import closest
 from areal_like.config import paths
 from areal_like.config.experiment import RLConfig
-from areal_like.config.fields import Section
+from areal_like.config.fields import Section, marks
 from areal_like.config.findings import Findings
 from areal_like.config.nodes import Entry, child_of, plain
 from areal_like.config.upstream import REPLACED, without_counterpart
@@ -84,6 +84,8 @@ def _report(fault: Any, steps: tuple[paths.Step, ...], entry: Entry, found: bool
     else:
         field = paths.find(RLConfig, steps)
         about = field.description if field and found else None
+        if field and entry.implicit:
+            about = f"{steps[-1]} takes this value from {marks(field).get('inherits')}: {about}"
         message = _rule(fault, entry.value if found else None)
         findings.error("AL808", message, entry.value_at, path=path, help=about)
 
