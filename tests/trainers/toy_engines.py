@@ -1,0 +1,168 @@
+"""Test doubles of the two engines: a policy that draws every token from one softmax, whatever came before.
+
+They satisfy the protocols for real (sampling, exact log-probabilities, gradients by torch, weights that are replaced),
+at a cost of microseconds, so that the loops around them can be tested in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from areal_like.data.batch import PackedBatch
+from areal_like.engines.base import Completion, TokenOutputs, WeightBucket
+
+VOCABULARY = 8
+
+
+class ToyInference:
+    """`delay` seconds a token, so that a test can interrupt; `die_at` kills the process at that call of generate."""
+
+    def __init__(self, delay: float = 0.0, die_at: int | None = None, seed: int = 0, **_):
+        self.delay, self.die_at, self.calls = delay, die_at, 0
+        self.logits = torch.zeros(VOCABULARY)
+        self.staged: dict[str, torch.Tensor] = {}
+        self.version = 0
+        self.generator = torch.Generator().manual_seed(seed + int(os.environ["RANK"]))
+        self.log: list[tuple[int, ...]] = []
+
+    def initialize(self):
+        pass
+
+    def generate(self, requests, interrupted=None):
+        self.calls += 1
+        self.log.append(tuple(r.request_id for r in requests))
+        if self.calls == self.die_at:
+            os._exit(9)
+        log_probs = torch.log_softmax(self.logits, 0)
+        left = {i: r.sampling.max_new_tokens - len(r.generated) for i, r in enumerate(requests)}
+        out = [Completion(r.request_id, list(r.generated), list(r.log_probs), list(r.versions), "") for r in requests]
+        while any(n > 0 for n in left.values()) and not (interrupted is not None and interrupted()):
+            time.sleep(self.delay)
+            for i in [i for i, n in left.items() if n > 0]:
+                if requests[i].sampling.greedy:
+                    token = int(log_probs.argmax())
+                else:
+                    token = int(torch.multinomial(log_probs.exp(), 1, generator=self.generator))
+                out[i].token_ids.append(token)
+                out[i].log_probs.append(float(log_probs[token]))
+                out[i].versions.append(self.version)
+                left[i] -= 1
+        for i, n in left.items():
+            out[i].finish_reason = "interrupted" if n > 0 else "length"
+        return out
+
+    def update_weights(self, bucket):
+        self.staged.update(bucket.tensors)
+
+    def finish_update(self, version):
+        if set(self.staged) != {"logits"}:
+            raise ValueError(f"weights of the update: {sorted(self.staged)}")
+        self.logits, self.staged, self.version = self.staged["logits"], {}, version
+
+    def state(self):
+        return self.version, self.logits, self.log
+
+    def close(self):
+        pass
+
+
+class ToyTrain:
+    """One softmax over the vocabulary, trained by SGD; data parallel through a gloo all-reduce."""
+
+    def __init__(self, *, allocation, config, device, seed, total_steps=None):
+        self.allocation, self.config = allocation, config
+        self.logits = torch.zeros(VOCABULARY, requires_grad=True)
+        self.steps = 0
+        self.total_steps = total_steps
+
+    def initialize(self):
+        dist.init_process_group(
+            "gloo",
+            init_method=os.environ["AREAL_LIKE_INIT_METHOD"],
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
+
+    def _outputs(self, batch: PackedBatch, temperature: float) -> TokenOutputs:
+        log_probs = torch.log_softmax(self.logits / temperature, 0)
+        first = torch.zeros(batch.input_ids.numel(), dtype=torch.bool)
+        first[batch.cu_seqlens[:-1]] = True
+        each = torch.where(first, 0.0, log_probs[batch.input_ids])
+        entropy = -(log_probs.exp() * log_probs).sum().expand(batch.input_ids.numel())
+        return TokenOutputs(each, entropy)
+
+    def train_batch(self, batch, loss):
+        self.steps += 1
+        weight = loss.weight(batch) if len(batch) else torch.zeros(())
+        value, figures = loss(self._outputs(batch, loss.temperature), batch)
+        (gradient,) = torch.autograd.grad(value, self.logits)
+        names = sorted(figures)
+        sums = torch.cat([gradient, torch.stack([value.detach(), weight, *(figures[n] for n in names)]).float()])
+        dist.all_reduce(sums)
+        gradient, rest = sums[:VOCABULARY], sums[VOCABULARY:]
+        gradient = gradient / rest[1]
+        with torch.no_grad():
+            self.logits -= self.config.optimizer.lr * gradient
+        found = {"loss": float(rest[0] / rest[1]), "grad_norm": float(gradient.norm())}
+        found |= {"learning_rate": self.config.optimizer.lr, "micro_batches": 1.0}
+        return found | {n: float(x / rest[1]) for n, x in zip(names, rest[2:], strict=True)}
+
+    def forward(self, batch, *, temperature=1.0, entropy=False):
+        with torch.no_grad():
+            outputs = self._outputs(batch, temperature)
+        return TokenOutputs(outputs.log_probs, outputs.entropy if entropy else None)
+
+    def weights(self):
+        if os.environ["RANK"] == "0":
+            yield WeightBucket({"logits": self.logits.detach().clone()})
+
+    def load(self, path):
+        self.logits = torch.tensor(json.loads((Path(path) / "logits.json").read_text()), requires_grad=True)
+
+    def save(self, path):
+        if os.environ["RANK"] == "0":
+            Path(path).mkdir(parents=True)
+            (Path(path) / "logits.json").write_text(json.dumps(self.logits.tolist()))
+
+    def offload(self):
+        pass
+
+    def onload(self):
+        pass
+
+    def close(self):
+        dist.destroy_process_group()
+
+
+class DyingTrain(ToyTrain):
+    """Rank 1 dies in the middle of the second optimizer step."""
+
+    def train_batch(self, batch, loss):
+        if self.steps == 1 and os.environ["RANK"] == "1":
+            print("the machine is on fire", flush=True)
+            os.kill(os.getpid(), 9)
+        return super().train_batch(batch, loss)
+
+
+def count_ones(prompt, completion, row):
+    """The share of the token 1 in an answer written as digits."""
+    digits = completion.split()
+    return digits.count("1") / len(digits)
+
+
+def raising_reward(prompt, completion, row):
+    raise LookupError(f"no rule for {row.prompt}")
+
+
+def hanging_reward(prompt, completion, row):
+    time.sleep(3600)
+
+
+def infinite_reward(prompt, completion, row):
+    return float("inf")
