@@ -91,10 +91,6 @@ class TrainEngine(Protocol):
     def save(self, path: str | Path) -> None:
         """Write a Hugging Face folder; it appears under `path` whole or not at all."""
 
-    def offload(self) -> None: ...
-
-    def onload(self) -> None: ...
-
     def close(self) -> None: ...
 
 

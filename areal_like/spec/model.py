@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class ModelSpec:
         return cls.from_config(config, source=str(file))
 
     @classmethod
+    def bundled(cls, name: str) -> ModelSpec | None:
+        """The numbers of a well-known model by its name on the Hub, so that it can be checked without its files."""
+        return _bundled().get(name)
+
+    @classmethod
     def from_config(cls, config: dict[str, Any], *, source: str = "config.json") -> ModelSpec:
         """Read the parsed content of a `config.json`.
 
@@ -90,7 +96,7 @@ class ModelSpec:
         heads, hidden = number("num_attention_heads"), number("hidden_size")
         if heads == 0 or hidden == 0:
             raise ModelSpecError(f"{source}: 'num_attention_heads' and 'hidden_size' must be positive")
-        experts = number("num_experts", 0)
+        experts = number("num_experts", number("num_local_experts", 0))  # Transformers 5 writes the second name
         return cls(
             architecture=architecture,
             num_layers=number("num_hidden_layers"),
@@ -149,6 +155,16 @@ class ModelSpec:
         return 2.0 * self.hidden_size * self.vocab_size
 
 
+@lru_cache(maxsize=1)
+def _bundled() -> dict[str, ModelSpec]:
+    specs = {}
+    for file in sorted((Path(__file__).parent / "bundled").glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        spec = ModelSpec.from_config(content["config"], source=file.name)
+        specs.update(dict.fromkeys(content["names"], spec))
+    return specs
+
+
 def _rope_scaling(config: dict[str, Any]) -> str:
     # Transformers 5 writes `rope_parameters`; earlier versions `rope_scaling`, with `type` or `rope_type`.
     for key in ("rope_parameters", "rope_scaling"):
@@ -174,7 +190,7 @@ def _unsupported(config: dict[str, Any], architecture: str) -> list[str]:
         found.append("dense layers between MoE layers (mlp_only_layers)")
     if config.get("decoder_sparse_step", 1) not in (None, 1):
         found.append("dense layers between MoE layers (decoder_sparse_step)")
-    if architecture == "qwen3_moe" and config.get("norm_topk_prob") is False:
+    if architecture == "qwen3_moe" and not config.get("norm_topk_prob", False):
         # Megatron's softmax after the top-k equals normalised probabilities; unnormalised ones are another function.
         found.append("router probabilities that are not normalised over the chosen experts (norm_topk_prob: false)")
     return found

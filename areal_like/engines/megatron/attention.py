@@ -146,9 +146,7 @@ class PackedAttention(MegatronModule):
         outputs, start = [], 0
         for documents, longest in groups.shapes:
             end = start + documents * longest
-            q, k, v = (
-                x[start:end].view(documents, longest, x.shape[1], x.shape[2]).transpose(1, 2) for x in padded
-            )
+            q, k, v = (x[start:end].view(documents, longest, x.shape[1], x.shape[2]).transpose(1, 2) for x in padded)
             out = F.scaled_dot_product_attention(
                 q,
                 k,

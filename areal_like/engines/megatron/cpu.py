@@ -133,7 +133,9 @@ def install() -> None:
         RuntimeError: CUDA is available in this process; the accommodations would then hide it.
     """
     if torch.cuda.is_available():
-        raise RuntimeError("device: cpu was asked for in a process that sees GPUs; start it with CUDA_VISIBLE_DEVICES=''")
+        raise RuntimeError(
+            "device: cpu was asked for in a process that sees GPUs; start it with CUDA_VISIBLE_DEVICES=''"
+        )
     _patch_tensor_methods()
     for name, module in list(sys.modules.items()):
         if module is None or not (name == "megatron.core" or name.startswith("megatron.core.")):

@@ -87,6 +87,7 @@ class MegatronEngine:
                 self.config,
                 device=self.device_type,
                 stages=self.stages,
+                stage=self.groups.mesh.coordinates(self.groups.rank).pp,
                 is_moe=spec.is_moe,
                 transformer_engine=self.transformer_engine,
             ),
@@ -150,6 +151,12 @@ class MegatronEngine:
             module.eval()
         micro_batches = self._micro_batches(batch)
         return self.passes.outputs(micro_batches, batch=batch, temperature=temperature, entropy=entropy)
+
+    def logits(self, batch: PackedBatch) -> torch.Tensor:
+        """float32 `[tokens, vocabulary]` on every rank, for comparing small models with another implementation."""
+        for module in self.modules:
+            module.eval()
+        return self.passes.logits(self._micro_batches(batch), batch=batch)
 
     def weights(self) -> Iterator[WeightBucket]:
         return stream_weights(self.bridge, self.modules, self.groups)

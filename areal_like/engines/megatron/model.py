@@ -9,14 +9,16 @@ from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
+from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryEmbedding, RMSNorm
 from areal_like.engines.megatron.process_groups import ModelGroups
 
-__all__ = ["build_chunks", "pipeline_layout", "stage_layers"]
+__all__ = ["StageLayout", "build_chunks", "stage_layers"]
 
 
 def stage_layers(stages: list[int], stage: int) -> range:
@@ -25,14 +27,30 @@ def stage_layers(stages: list[int], stage: int) -> range:
     return range(first, first + stages[stage])
 
 
-def pipeline_layout(stages: list[int]) -> list[list[str]] | None:
-    """Megatron's description of which stage holds what; None for a single stage."""
-    if len(stages) == 1:
-        return None
-    layout = [["decoder"] * n for n in stages]
-    layout[0].insert(0, "embedding")
-    layout[-1].append("loss")
-    return layout
+class StageLayout(PipelineParallelLayerLayout):
+    """Megatron's description of which stage holds what, bound to one rank.
+
+    Megatron-Core 0.19.2 asks its module globals for the rank in places that do not pass it on; a layout that knows its
+    own rank answers without them.
+    """
+
+    def __init__(self, stages: list[int], rank: int) -> None:
+        layout = [["decoder"] * n for n in stages]
+        layout[0].insert(0, "embedding")
+        layout[-1].append("loss")
+        super().__init__(layout=layout, pipeline_model_parallel_size=len(stages))
+        self.rank = rank
+
+    def get_num_layers_to_build(
+        self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
+    ) -> int:
+        return self.layout[self.rank if pp_rank is None else pp_rank][0].count(layer_type)
+
+    def get_layer_offset(
+        self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
+    ) -> int:
+        rank = self.rank if pp_rank is None else pp_rank
+        return sum(stage[0].count(layer_type) for stage in self.layout[:rank])
 
 
 def build_chunks(

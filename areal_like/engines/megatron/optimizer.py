@@ -68,9 +68,7 @@ def create_optimizer(
         params_dtype=dtype,
         use_distributed_optimizer=distributed,
     )
-    return get_megatron_optimizer(
-        config, chunks, use_gloo_process_groups=False, pg_collection=groups.collection
-    )
+    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False, pg_collection=groups.collection)
 
 
 def create_schedule(optimizer: Any, config: OptimizerConfig, total_steps: int | None) -> OptimizerParamScheduler:

@@ -53,29 +53,35 @@ class ModelPasses:
         self, micro_batches: list[MicroBatch], *, batch: PackedBatch, temperature: float, entropy: bool
     ) -> TokenOutputs:
         """Log-probabilities (and entropies) of all tokens of `batch`, in its order, on every stage."""
-        run = partial(self._read_out, temperature=temperature, entropy=entropy)
-        results = self._run(micro_batches, run, forward_only=True)
-        values = torch.zeros(2, batch.input_ids.numel(), device=micro_batches[0].input_ids.device)
+        read = partial(self._read_tokens, temperature=temperature, entropy=entropy)
+        values = self._collect(micro_batches, read, batch, width=2)
+        return TokenOutputs(log_probs=values[:, 0], entropy=values[:, 1] if entropy else None)
+
+    def logits(self, micro_batches: list[MicroBatch], *, batch: PackedBatch) -> Tensor:
+        """float32 `[tokens, vocabulary]` on every rank: for comparing small models, not for training."""
+        return self._collect(micro_batches, self._read_logits, batch, width=self.vocab_size)
+
+    def _collect(self, micro_batches: list[MicroBatch], read: Any, batch: PackedBatch, *, width: int) -> Tensor:
+        """What `read` gives for the tokens of each micro-batch, put into the order of `batch`: `[tokens, width]`."""
+        results = self._run(micro_batches, read, forward_only=True)
+        values = torch.zeros(batch.input_ids.numel(), width, device=micro_batches[0].input_ids.device)
         if self.groups.is_last_stage:
             starts, lengths = batch.cu_seqlens.tolist(), batch.lengths
             for micro_batch, value in zip(micro_batches, results, strict=True):
                 offset = 0
                 for index in micro_batch.indices:
                     length, start = lengths[index], starts[index]
-                    values[:, start : start + length] = value[:, offset : offset + length]
+                    values[start : start + length] = value[offset : offset + length]
                     offset += length
         if self.groups.mesh.size("pp") > 1:
             group = self.groups.collection.pp
             dist.broadcast(values, src=dist.get_global_rank(group, group.size() - 1), group=group)
-        values = values.cpu()
-        return TokenOutputs(log_probs=values[0], entropy=values[1] if entropy else None)
+        return values.cpu()
 
     def _run(self, micro_batches: list[MicroBatch], collect: Any, *, forward_only: bool) -> list[Any]:
         def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
             micro_batch = next(iterator)
-            output = model(
-                micro_batch.input_ids, micro_batch.positions, None, packed_seq_params=micro_batch.packed
-            )
+            output = model(micro_batch.input_ids, micro_batch.positions, None, packed_seq_params=micro_batch.packed)
             return output, partial(collect, micro_batch)
 
         extra = {"p2p_communicator": self._communicator} if self._communicator else {}
@@ -120,12 +126,18 @@ class ModelPasses:
         figures = {"loss": total.detach(), **figures}
         return total / weight, torch.ones((), dtype=torch.int), {k: v.detach() / weight for k, v in figures.items()}
 
-    def _read_out(
+    def _read_tokens(
         self, micro_batch: MicroBatch, logits: Tensor, non_loss_data: bool = True, *, temperature: float, entropy: bool
     ) -> Tensor:
         outputs = self._token_outputs(micro_batch, logits, temperature, entropy)
         second = outputs.entropy if outputs.entropy is not None else torch.zeros_like(outputs.log_probs)
-        return torch.stack([outputs.log_probs, second])
+        return torch.stack([outputs.log_probs, second], dim=1)
+
+    def _read_logits(self, micro_batch: MicroBatch, logits: Tensor, non_loss_data: bool = True) -> Tensor:
+        group = self.groups.collection.tp
+        shards = [torch.empty_like(logits) for _ in range(group.size())]
+        dist.all_gather(shards, logits.contiguous(), group=group)
+        return torch.cat(shards, dim=-1).squeeze(0)[:, : self.vocab_size].float()
 
     def _global_weight(self, micro_batches: list[MicroBatch], loss: Loss) -> float:
         device = micro_batches[0].input_ids.device

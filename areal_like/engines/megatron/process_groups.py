@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from areal_like.alloc import Mesh
@@ -88,4 +89,6 @@ def create_process_groups(mesh: Mesh) -> ModelGroups:
     collection.intra_expt_dp = collection.expt_dp
     collection.tp_ep_pp_with_egtp_remat = collection.tp_ep_pp
     collection.intra_dist_opt = dist.group.WORLD
+    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
+        parallel_state._set_global_memory_buffer()  # scratch space of the tensor-parallel layers; knows no layout
     return ModelGroups(mesh=mesh, rank=rank, collection=collection)

@@ -6,7 +6,7 @@ import importlib.util
 from typing import Any
 
 from areal_like.config import TrainEngineConfig
-from areal_like.engines.megatron.model import pipeline_layout
+from areal_like.engines.megatron.model import StageLayout
 
 __all__ = ["has_transformer_engine", "transformer_settings"]
 
@@ -17,14 +17,14 @@ def has_transformer_engine(device: str) -> bool:
 
 
 def transformer_settings(
-    config: TrainEngineConfig, *, device: str, stages: list[int], is_moe: bool, transformer_engine: bool
+    config: TrainEngineConfig, *, device: str, stages: list[int], stage: int, is_moe: bool, transformer_engine: bool
 ) -> dict[str, Any]:
     """Settings that override what the bridge reads from the checkpoint."""
     megatron = config.megatron
     settings: dict[str, Any] = {
         # The engine divides by the weight of the global batch itself.
         "calculate_per_token_loss": True,
-        "pipeline_model_parallel_layout": pipeline_layout(stages),
+        "pipeline_model_parallel_layout": StageLayout(stages, stage) if len(stages) > 1 else None,
         "perform_initialization": config.init_from_scratch,
         "use_cpu_initialization": device == "cpu",
         "deterministic_mode": megatron.use_deterministic_algorithms,

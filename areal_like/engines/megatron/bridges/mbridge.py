@@ -132,9 +132,7 @@ class MBridge:
                     number = int(local) % self._experts_per_rank + rank * self._experts_per_rank
                     yield from self._to_hugging_face(f"{prefix}.weight{number}", expert)
             elif getattr(parameter, "tensor_model_parallel", False):
-                yield from self._to_hugging_face(
-                    name, self._merge(name, _gather(value, collection.tp), parameter)
-                )
+                yield from self._to_hugging_face(name, self._merge(name, _gather(value, collection.tp), parameter))
             else:
                 yield from self._to_hugging_face(name, value)
 

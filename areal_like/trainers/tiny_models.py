@@ -1,0 +1,50 @@
+"""Small random models made on the spot, shaped so that a layout can be tried on them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from areal_like.alloc import ModelAllocation
+
+__all__ = ["TINY_MODELS", "make_tiny_model"]
+
+TINY_MODELS = ("tiny-dense", "tiny-moe")
+
+
+def make_tiny_model(name: str, allocation: ModelAllocation, folder: Path, *, dtype: torch.dtype) -> None:
+    """Write a random model as a Hugging Face folder.
+
+    The widths are multiples of what the layout cuts them into, so that every layout whose own numbers agree can be
+    tried; the vocabulary is a prime, so that it never divides and padding is always exercised.
+    """
+    heads = 2 * allocation.tp
+    layers = max(4, 2 * allocation.pp)
+    shape = {
+        "vocab_size": 131,
+        "hidden_size": 64,
+        "intermediate_size": 32 * allocation.tp,
+        "num_hidden_layers": layers if allocation.pp == 1 else layers + 1,  # uneven stages
+        "num_attention_heads": 2 * heads,
+        "num_key_value_heads": heads,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.1,
+    }
+    torch.manual_seed(0)
+    if name == "tiny-dense":
+        model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True))
+    else:
+        config = Qwen3MoeConfig(
+            **shape,
+            tie_word_embeddings=False,
+            num_experts=math.lcm(4, allocation.ep),
+            num_experts_per_tok=2,
+            moe_intermediate_size=16 * allocation.etp,
+            norm_topk_prob=True,
+        )
+        model = Qwen3MoeForCausalLM(config)
+    model.to(dtype).save_pretrained(folder)

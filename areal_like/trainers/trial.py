@@ -1,0 +1,266 @@
+"""Try a layout for real: a model trained under it beside Transformers and torch's AdamW, on the same batches.
+
+This is what `areal-like try` runs, what the parity tests call, and what shows a layout before a cluster is asked for.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from areal_like.algorithms.sft import SFTLoss
+from areal_like.alloc import AllocationError, Diagnostic, ModelAllocation, get_backend
+from areal_like.config import MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainEngineConfig
+from areal_like.data.batch import PackedBatch
+from areal_like.data.models import resolve_model
+from areal_like.preflight import check_layout
+from areal_like.runtime.dispatch import scatter
+from areal_like.runtime.local import WorkerGroup
+from areal_like.spec import ModelSpec
+from areal_like.trainers.reference import ReferenceModel
+from areal_like.trainers.tiny_models import TINY_MODELS, make_tiny_model
+
+__all__ = ["StepDifferences", "TrialReport", "run_trial"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+OPTIMIZER = OptimizerConfig(lr=1e-3, weight_decay=0.01, warmup_steps_proportion=0.0)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest differences that pass: absolute for logits and weights, relative for the loss and the gradient norm."""
+
+    logits: float
+    loss: float
+    grad_norm: float
+    weights: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(logits=1e-4, loss=1e-4, grad_norm=1e-4, weights=1e-4),
+    # bfloat16 has 8 significant bits. The reference runs in bfloat16 too and sums in another order: a logit of size 4
+    # differs by a few units in its last place (2**-6), and a weight of size 0.3 by one or two (2**-9) after a step.
+    "bfloat16": Tolerance(logits=0.25, loss=1e-2, grad_norm=5e-2, weights=1e-2),
+}
+
+
+@dataclass(frozen=True)
+class StepDifferences:
+    """One optimizer step: values of the engine, and how far they are from the reference."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    logits: float
+    loss_difference: float
+    grad_norm_difference: float
+    weights: float
+    micro_batches: int
+    tokens_per_second: float
+
+
+@dataclass
+class TrialReport:
+    """What a trial found."""
+
+    allocation: str
+    model: str
+    bridge: str
+    dtype: str
+    device: str
+    world_size: int
+    start_seconds: float = 0.0
+    exported_tensors: int = 0
+    export_differs: list[str] = field(default_factory=list)
+    steps: list[StepDifferences] = field(default_factory=list)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return TOLERANCES[self.dtype]
+
+    @property
+    def failures(self) -> list[str]:
+        """What is out of tolerance, in words; empty when the trial passed."""
+        found = [f"exported weights are not bit-equal: {', '.join(self.export_differs[:3])}"] if self.export_differs else []
+        limits = self.tolerance
+        for s in self.steps:
+            for name, value, limit in (
+                ("logits", s.logits, limits.logits),
+                ("loss", s.loss_difference, limits.loss),
+                ("gradient norm", s.grad_norm_difference, limits.grad_norm),
+                ("weights", s.weights, limits.weights),
+            ):
+                if not value <= limit:  # a NaN fails too
+                    found.append(f"step {s.step}: {name} differ by {value:.2g}, more than {limit:.2g}")
+        if not self.steps:
+            found.append("no step was run")
+        return found
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "tolerance": asdict(self.tolerance), "passed": self.passed, "failures": self.failures}
+
+    def render(self) -> str:
+        lines = [
+            f"{self.allocation}  {self.model}  {self.dtype} on {self.device}, {self.world_size} "
+            f"rank{'s' if self.world_size > 1 else ''} through {self.bridge}, started in {self.start_seconds:.1f} s",
+            f"export: {self.exported_tensors} tensors, "
+            + ("bit-equal" if not self.export_differs else f"{len(self.export_differs)} differ"),
+            "step       loss   |dloss|/loss   grad norm   |dnorm|/norm   |dlogits|   |dweights|   micro   tokens/s",
+        ]
+        lines += [
+            f"{s.step:>4} {s.loss:>10.6f} {s.loss_difference:>14.1e} {s.grad_norm:>11.5f} {s.grad_norm_difference:>14.1e}"
+            f" {s.logits:>11.1e} {s.weights:>12.1e} {s.micro_batches:>7} {s.tokens_per_second:>10.0f}"
+            for s in self.steps
+        ]
+        lines += [f"FAIL {failure}" for failure in self.failures] or ["PASS within tolerance of Transformers and AdamW"]
+        return "\n".join(lines)
+
+
+def run_trial(
+    text: str,
+    *,
+    model: str = "tiny-dense",
+    bridge: str = "mbridge",
+    dtype: str = "float32",
+    steps: int = 3,
+    device: str = "auto",
+) -> TrialReport:
+    """Train `model` under the layout `text` and compare every step with Transformers.
+
+    Args:
+        text: an allocation string of a training backend.
+        model: "tiny-dense", "tiny-moe", or a Hugging Face folder.
+        bridge: `bridge_type` of the Megatron engine.
+        dtype: "float32" or "bfloat16".
+        steps: optimizer steps.
+        device: "cpu" (gloo), "cuda", or "auto": GPUs when there are as many as ranks.
+
+    Raises:
+        DiagnosticError: the string, the backend or the model does not allow the trial.
+        WorkerError: a rank failed.
+    """
+    allocation = _allocation(text)
+    device = _device(device, allocation.world_size)
+    with tempfile.TemporaryDirectory(prefix="areal-like-try-") as temporary:
+        if model in TINY_MODELS:
+            path = Path(temporary) / model
+            make_tiny_model(model, allocation, path, dtype=DTYPES[dtype])
+        else:
+            path = resolve_model(model)
+        problems = check_layout(allocation, ModelSpec.from_path(path))
+        if problems:
+            raise AllocationError(problems)
+        return _compare(allocation, model, path, bridge, dtype, steps, device)
+
+
+def _compare(
+    allocation: ModelAllocation, model: str, path: Path, bridge: str, dtype: str, steps: int, device: str
+) -> TrialReport:
+    report = TrialReport(str(allocation), model, bridge, dtype, device, allocation.world_size)
+    vocabulary = ModelSpec.from_path(path).vocab_size
+    config = TrainEngineConfig(
+        backend=str(allocation),
+        path=str(path),
+        dtype=dtype,
+        mb_spec=MicroBatchConfig(max_tokens_per_mb=96),
+        optimizer=OPTIMIZER,
+        megatron=MegatronConfig(bridge_type=bridge),
+    )
+    start = time.monotonic()
+    group = WorkerGroup.start(
+        name="try",
+        factory=get_backend(allocation.backend).engine,
+        kwargs={"allocation": allocation, "config": config, "device": device, "seed": 1, "total_steps": None},
+        world_size=allocation.world_size,
+        device=device,
+        threads=1,
+    )
+    with group:
+        group.call("initialize")
+        report.start_seconds = time.monotonic() - start
+        reference = ReferenceModel(path, OPTIMIZER, dtype=DTYPES[dtype], device=device)
+        exported, original = _export(group), reference.weights()
+        report.exported_tensors = len(exported)
+        report.export_differs = sorted(
+            name
+            for name in exported.keys() | original.keys()
+            if name not in exported or name not in original or not torch.equal(exported[name], original[name])
+        )
+        for step in range(steps):
+            report.steps.append(_step(step + 1, group, reference, allocation, vocabulary))
+        group.call("close")
+    return report
+
+
+def _step(
+    number: int, group: WorkerGroup, reference: ReferenceModel, allocation: ModelAllocation, vocabulary: int
+) -> StepDifferences:
+    batch = _batch(number, allocation, vocabulary)
+    dispatch = scatter(batch, allocation.mesh())
+    shards = [(shard,) for shard in dispatch.shards]
+    logits = dispatch.collect(group.call_each("logits", shards))
+    logits_difference = _difference(logits, reference.logits(batch))
+    start = time.monotonic()
+    figures = group.call_each("train_batch", [(shard, SFTLoss()) for shard in dispatch.shards])[0]
+    seconds = time.monotonic() - start
+    loss, grad_norm = reference.train(batch)
+    ours, theirs = _export(group), reference.weights()
+    return StepDifferences(
+        step=number,
+        loss=figures["loss"],
+        grad_norm=figures["grad_norm"],
+        logits=logits_difference,
+        loss_difference=abs(figures["loss"] - loss) / abs(loss),
+        grad_norm_difference=abs(figures["grad_norm"] - grad_norm) / abs(grad_norm),
+        weights=max(_difference(ours[name], theirs[name]) for name in theirs),
+        micro_batches=int(figures["micro_batches"]),
+        tokens_per_second=batch.input_ids.numel() / seconds,
+    )
+
+
+def _batch(step: int, allocation: ModelAllocation, vocabulary: int) -> PackedBatch:
+    """Random sequences of very unequal lengths; one more than divides over the data-parallel ranks, the first token and
+    a prompt of each without loss."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    lengths = torch.randint(2, 48, (5 * allocation.dp + 1,), generator=generator).tolist()
+    lengths[0] = 90
+    sequences = [torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths]
+    masks = [torch.cat([torch.zeros(max(1, n // 3)), torch.ones(n - max(1, n // 3))]) for n in lengths]
+    return PackedBatch.from_sequences(sequences, tokens={"loss_mask": masks})
+
+
+def _export(group: WorkerGroup) -> dict[str, torch.Tensor]:
+    return {name: t for bucket in group.stream("weights") for name, t in bucket.tensors.items()}
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.float() - b.float()).abs().max())
+
+
+def _allocation(text: str) -> ModelAllocation:
+    allocation = ModelAllocation.parse(text)
+    backend = get_backend(allocation.backend)
+    backend.require_role("train", source=text)
+    backend.load_engine()
+    return allocation.resolve(1) if allocation.data_parallel_size is None else allocation
+
+
+def _device(device: str, world_size: int) -> str:
+    gpus = torch.cuda.device_count()
+    if device == "auto":
+        return "cuda" if gpus >= world_size else "cpu"
+    if device == "cuda" and gpus < world_size:
+        message = f"the layout has {world_size} ranks but this machine has {gpus} GPUs"
+        raise AllocationError(
+            [Diagnostic(code="AL401", severity="error", message=message, help="use --device cpu, or a smaller layout")]
+        )
+    return device
