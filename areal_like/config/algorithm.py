@@ -20,7 +20,9 @@ class NormConfig(Section):
     std_level: Literal["batch", "group"] | None = key(
         "batch", "Where the standard deviation is taken; null divides by nothing."
     )
-    group_size: int = key(1, "Answers of a group.", unit="answers", ge=1, inherits="gconfig.n_samples")
+    group_size: int = key(
+        1, "Answers of a group: those of one prompt.", unit="answers", ge=1, same_as="gconfig.n_samples"
+    )
     eps: float = key(1e-5, "Added to the standard deviation.", ge=0.0)
     mean_leave1out: bool = key(False, "Leave an answer itself out of its mean.")
     std_unbiased: bool = key(True, "Divide the variance by n - 1 instead of n.")
@@ -32,7 +34,7 @@ class RejectionSamplingConfig(Section):
     The ratio is exp(log-probability under the policy before this update - log-probability when drawn).
     """
 
-    level: Literal["token", "sequence"] = key("token", "Judge each token, or each answer by its mean over tokens.")
+    level: Literal["token", "sequence"] = key("token", "Judge each token, or each answer as a whole.")
     action: Literal["mask", "clamp"] = key("mask", "Leave out of the loss, or clamp the ratio to the bounds.")
     metric: Literal["ratio", "kl_k1", "kl_k2", "kl_k3"] = key(
         "ratio", "Compare the ratio r, or a KL estimate: k1 log r, k2 (log r)^2 / 2, k3 r - log r - 1."
@@ -40,10 +42,7 @@ class RejectionSamplingConfig(Section):
     lower: float | None = key(None, "Least value that is kept; null sets no limit.")
     upper: float = key(5.0, "Greatest value that is kept.")
     agg: Literal["mean", "sum", "max"] = key(
-        "mean",
-        "How the tokens of an answer are joined at level `sequence`.",
-        unsupported_unless=("mean",),
-        why="answers are judged by the mean over their tokens",
+        "mean", "How the tokens of an answer are joined at level `sequence`; of a ratio, in its logarithm."
     )
 
     @model_validator(mode="after")
@@ -104,7 +103,7 @@ class ActorConfig(TrainEngineConfig):
         None, "Treatment of tokens that have become too unlikely or too likely; needs use_decoupled_loss."
     )
     importance_sampling_level: Literal["token", "sequence"] = key(
-        "token", "Ratio of each token or of the answer.", unsupported_unless=("token",), why="ratios are per token"
+        "token", "The ratio of the update is of each token, or the geometric mean over the answer (GSPO)."
     )
     prox_logp_method: Literal["recompute", "loglinear", "metrics"] = key(
         "recompute",

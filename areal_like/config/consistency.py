@@ -60,11 +60,7 @@ def _sampling(config: RLConfig, error: Say, warn: Say) -> None:
         norm = config.actor.reward_norm if name == "reward_norm" else config.actor.adv_norm
         if norm is None or "group" not in (norm.mean_level, norm.std_level):
             continue
-        path = f"actor.{name}.group_size"
-        if norm.group_size != samples:
-            message = f"a group has gconfig.n_samples = {samples} answers, not {norm.group_size}"
-            error(path, message, "leave group_size out: it is gconfig.n_samples")
-        elif samples == 1:
+        if samples == 1:
             message = "a group of one answer has no mean to compare with: its normalised reward is always 0"
             warn("gconfig.n_samples", message, "raise gconfig.n_samples")
 

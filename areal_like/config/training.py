@@ -43,7 +43,7 @@ class OptimizerConfig(Section):
 
     type: Literal["adam", "sgd"] = key("adam", "`adam` is AdamW (decoupled weight decay); `sgd` has no momentum.")
     lr: float = key(REQUIRED, "Learning rate after warm-up.", gt=0.0)
-    weight_decay: float = key(0.01, "Decoupled weight decay a step, times the learning rate.", ge=0.0)
+    weight_decay: float = key(0.01, "Decoupled weight decay, times the learning rate; not of biases and norms.", ge=0.0)
     beta1: float = key(0.9, "Decay of Adam's running mean of gradients.", ge=0.0, lt=1.0)
     beta2: float = key(0.999, "Decay of Adam's running mean of squared gradients.", ge=0.0, lt=1.0)
     eps: float = key(1e-8, "Added to Adam's denominator.", gt=0.0)

@@ -165,17 +165,19 @@ CHANGES = [
     (
         "lr: 1e-5",
         "lr: 1e-5}\n  reward_norm: {mean_level: group, group_size: 3",
-        "AL816",
+        "AL813",
         "actor.reward_norm.group_size",
         8,
-        36,
-        "gconfig.n_samples = 1",
+        48,
+        "repeats gconfig.n_samples, which is 1, but says 3",
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "code", "key", "row", "column", "words"), CHANGES, ids=[f"{c[3]}-{c[2]}-{i}" for i, c in enumerate(CHANGES)]
+    ("old", "new", "code", "key", "row", "column", "words"),
+    CHANGES,
+    ids=[f"{c[3]}-{c[2]}-{i}" for i, c in enumerate(CHANGES)],
 )
 def test_one_changed_line(
     tmp_path: Path, old: str, new: str, code: str, key: str, row: int, column: int, words: str
@@ -246,14 +248,14 @@ def test_bombs_are_refused_quickly(tmp_path: Path) -> None:
     aliases = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
     )
-    assert "AL802" in {d.code for d in faults(tmp_path, MINIMAL + "vllm:\n" + "".join(f"  {x}\n" for x in aliases.split("\n")))}
+    assert "AL802" in {
+        d.code for d in faults(tmp_path, MINIMAL + "vllm:\n" + "".join(f"  {x}\n" for x in aliases.split("\n")))
+    }
     sections = "vllm:\n  k0: {x: 1}\n" + "".join(
         f"  k{i + 1}: {{" + ", ".join(f"y{j}: '${{vllm.k{i}}}'" for j in range(9)) + "}\n" for i in range(9)
     )
     assert "AL809" in {d.code for d in faults(tmp_path, MINIMAL + sections)}
-    texts = "vllm:\n  k0: xxxxxxxxxx\n" + "".join(
-        f"  k{i + 1}: '" + f"${{vllm.k{i}}}" * 10 + "'\n" for i in range(12)
-    )
+    texts = "vllm:\n  k0: xxxxxxxxxx\n" + "".join(f"  k{i + 1}: '" + f"${{vllm.k{i}}}" * 10 + "'\n" for i in range(12))
     assert "AL809" in {d.code for d in faults(tmp_path, MINIMAL + texts)}
     deep = "vllm: {k0: 1" + "".join(f", k{i + 1}: '${{vllm.k{i}}}'" for i in range(3000)) + "}\n"
     with _either():

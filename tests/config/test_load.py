@@ -37,7 +37,9 @@ def load(tmp_path: Path, text: str, *overrides: str) -> RLConfig:
 
 def test_the_keys_of_areal_load_as_they_are() -> None:
     config = load_config(AREAL, [])
-    assert config.actor.optimizer is not None and config.actor.optimizer.lr == 3e-6 and config.actor.optimizer.eps == 1e-8
+    assert (
+        config.actor.optimizer is not None and config.actor.optimizer.lr == 3e-6 and config.actor.optimizer.eps == 1e-8
+    )
     assert config.actor.reward_norm is not None and config.actor.reward_norm.group_size == 4
     assert config.rollout.consumer_batch_size == 256 and config.rollout.max_head_offpolicyness == 2
     assert config.ref is not None and config.ref.backend == "megatron:d4p1t1" and config.ref.dtype == "bfloat16"
