@@ -82,7 +82,7 @@ class Mesh:
 
     def size(self, dim: str) -> int:
         """Number of ranks in each group of this name."""
-        _, inside, _ = self._axes(dim)
+        inside, _ = self._axes(dim)
         return prod(size for size, _ in inside)
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -109,13 +109,13 @@ class Mesh:
     def group(self, dim: str, rank: int) -> tuple[int, ...]:
         """The ranks of the group of this name that `rank` is in, in Megatron's order. Builds no other group."""
         self._check_rank(rank)
-        _, inside, _ = self._axes(dim)
+        inside, _ = self._axes(dim)
         first = rank - sum(rank // stride % size * stride for size, stride in inside)
         return _members(first, inside)
 
     def groups(self, dim: str) -> Iterator[tuple[int, ...]]:
         """All groups of this name, in Megatron's order; together they hold every rank once."""
-        _, inside, outside = self._axes(dim)
+        inside, outside = self._axes(dim)
         return (_members(first, inside) for first in _members(0, outside))
 
     def render(self, limit: int = 64) -> str:
@@ -131,8 +131,8 @@ class Mesh:
         if not 0 <= rank < self.world_size:
             raise _error("AL110", f"rank {rank} is not in this mesh of {self.world_size} ranks")
 
-    def _axes(self, name: str) -> tuple[tuple[str, ...], list[tuple[int, int]], list[tuple[int, int]]]:
-        """(grid, axes in the group, axes outside it), an axis being (size, stride), fastest first."""
+    def _axes(self, name: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(axes in the group, axes outside it), an axis being (size, stride), fastest first."""
         dims = name.split("-")
         expert = not {"ep", "etp", "edp"}.isdisjoint(dims)
         grid = EXPERT if expert else ATTENTION
@@ -146,7 +146,7 @@ class Mesh:
             size = self._shape[dim]
             (inside if dim in wanted else outside).append((size, stride))
             stride *= size
-        return grid, inside, outside
+        return inside, outside
 
 
 def _members(first: int, axes: list[tuple[int, int]]) -> tuple[int, ...]:

@@ -42,9 +42,11 @@ def _rule_text(code: str) -> dict[str, Any]:
 
 
 def _sarif_result(diagnostic: Diagnostic, rule_index: int) -> dict[str, Any]:
+    from urllib.parse import quote
+
     location: dict[str, Any] = {}
     if diagnostic.file is not None:
-        physical: dict[str, Any] = {"artifactLocation": {"uri": diagnostic.file.replace("\\", "/")}}
+        physical: dict[str, Any] = {"artifactLocation": {"uri": quote(diagnostic.file.replace("\\", "/"))}}
         if diagnostic.line is not None:
             physical["region"] = {"startLine": diagnostic.line}
             if diagnostic.column is not None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from areal_like.alloc import AllocationError, Coordinates, Mesh, ModelAllocation
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-from megatron.core.parallel_state import RankGenerator  # noqa: E402
+from megatron.core.parallel_state import RankGenerator
 
 ORDER = "tp-cp-ep-dp-pp"
 
@@ -41,7 +41,14 @@ def names(*dims: str) -> list[str]:
 
 ATTENTION = names("dp", "cp", "tp", "pp")  # single ones and compounds: dp-cp, cp-tp, tp-pp, dp-cp-tp ...
 EXPERT = [name for name in names("tp", "ep", "dp", "pp") if "ep" in name]  # ep, tp-ep, tp-ep-pp ...
-OWN_NAMES = {"etp": "tp", "edp": "dp", "etp-ep": "tp-ep", "etp-ep-pp": "tp-ep-pp", "edp-pp": "dp-pp", "etp-edp": "tp-dp"}
+OWN_NAMES = {
+    "etp": "tp",
+    "edp": "dp",
+    "etp-ep": "tp-ep",
+    "etp-ep-pp": "tp-ep-pp",
+    "edp-pp": "dp-pp",
+    "etp-edp": "tp-dp",
+}
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,7 +119,12 @@ def test_unknown_groups(name: str) -> None:
 
 def test_what_is_not_in_the_mesh() -> None:
     mesh = Mesh(tp=2, dp=2)
-    for wrong in (lambda: mesh.coordinates(4), lambda: mesh.group("tp", -1), lambda: mesh.rank(tp=2), lambda: Mesh(tp=0)):
+    for wrong in (
+        lambda: mesh.coordinates(4),
+        lambda: mesh.group("tp", -1),
+        lambda: mesh.rank(tp=2),
+        lambda: Mesh(tp=0),
+    ):
         with pytest.raises(AllocationError, match="AL110"):
             wrong()
     with pytest.raises(AllocationError, match="AL104"):
