@@ -1,0 +1,1 @@
+"""Datasets, prompts, rewards, and collation into packed tensors."""
