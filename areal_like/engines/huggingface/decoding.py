@@ -1,0 +1,138 @@
+"""The loop over tokens: admit, prefill, sample, retire."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from areal_like.engines.huggingface.sampling import sample
+from areal_like.engines.huggingface.sequences import Sequence
+from areal_like.engines.huggingface.slots import SlotCache
+
+GROW = 64
+"""Slots grow by at least this many columns."""
+
+type Prompts = dict[tuple[int, ...], list[Sequence]]
+"""Distinct token sequences, each with those that begin with it: they share one prefill."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the memory of generation.
+
+    Attributes:
+        sequences: at most so many in generation at once; bounds the logits, `[sequences, vocab]`.
+        cache_bytes: of keys and values; sequences beyond it wait, or step back and are prefilled again later.
+        prefill_tokens: of one prefill forward, padding included (a longer sequence goes alone).
+    """
+
+    sequences: int = 256
+    cache_bytes: int = 2**30
+    prefill_tokens: int = 8192
+
+
+class Decoder:
+    """Continues sequences with the weights that `model` has now; `version` marks the tokens."""
+
+    def __init__(self, model: PreTrainedModel, limits: Limits, version: int) -> None:
+        self.limits, self.version, self.device = limits, version, model.device
+        self.decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+        self.head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.cache = SlotCache(model.config, model.dtype, model.device)
+        self.live: list[Sequence] = []  # number i is in slot i
+
+    @torch.inference_mode()
+    def run(self, sequences: Iterable[Sequence], interrupted: Callable[[], bool] | None) -> None:
+        """Draw until every sequence is finished, or `interrupted` (asked before every forward) says yes."""
+        unfinished = (sequence for sequence in sequences if sequence.finish_reason is None)
+        waiting = deque(sorted(unfinished, key=lambda sequence: len(sequence.tokens), reverse=True))
+        while waiting or self.live:
+            if interrupted is not None and interrupted():
+                return
+            self._make_room(waiting)
+            if batch := self._admit(waiting):
+                self._prefill(batch)
+            else:
+                self._step()
+
+    def _room(self, columns: int) -> int:
+        """How many slots of `columns` tokens the limits allow; always one."""
+        return max(1, min(self.limits.sequences, self.limits.cache_bytes // (columns * self.cache.bytes_per_token)))
+
+    def _make_room(self, waiting: deque[Sequence]) -> None:
+        """One more column in every live slot; the sequences that no longer fit go back to the head of the queue."""
+        if not self.live or max(self.cache.lengths) < self.cache.columns:
+            return
+        columns = self.cache.columns + max(GROW, self.cache.columns // 2)
+        while len(self.live) > self._room(columns):
+            waiting.appendleft(self.live.pop())
+            self.cache.remove(self.cache.used - 1)
+        self.cache.resize(min(self._room(columns), len(self.live) + len(waiting)), columns)
+
+    def _admit(self, waiting: deque[Sequence]) -> Prompts:
+        """Take sequences out of `waiting` for one prefill and make room for them; nothing when none fits now.
+
+        Not before an eighth of the slots is free (or enough for all), so that prefills are few.
+        """
+        batch: Prompts = {}
+        free = self.cache.slots - len(self.live)
+        if not waiting or (self.live and free < min(len(waiting), max(1, self.cache.slots // 8))):
+            return batch
+        count, columns, longest = len(self.live), self.cache.columns if self.live else 0, 0
+        while waiting:
+            tokens = tuple(waiting[0].tokens)
+            needed, longest = max(columns, len(tokens) + GROW), max(longest, len(tokens))
+            if count and count + 1 > self._room(needed):  # the first goes alone, whatever its length
+                break
+            if batch and tokens not in batch and longest * (len(batch) + 1) > self.limits.prefill_tokens:
+                break
+            batch.setdefault(tokens, []).append(waiting.popleft())
+            count, columns = count + 1, needed
+        if batch and (columns > self.cache.columns or count > self.cache.slots or not self.live):
+            self.cache.resize(max(count, min(self._room(columns), count + len(waiting))), columns)
+        return batch
+
+    def _prefill(self, batch: Prompts) -> None:
+        """Run each distinct sequence once, padded on the right (what follows a token cannot change it)."""
+        lengths = [len(tokens) for tokens in batch]
+        ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
+        for i, tokens in enumerate(batch):
+            ids[i, : lengths[i]] = torch.tensor(tokens)
+        prefilled = DynamicCache()
+        hidden = self.decoder(
+            input_ids=ids.to(self.device), past_key_values=prefilled, use_cache=True
+        ).last_hidden_state
+        last = torch.tensor(lengths, device=self.device) - 1
+        logits = self.head(hidden[torch.arange(len(batch), device=self.device), last])
+        sources = [i for i, members in enumerate(batch.values()) for _ in members]
+        self.cache.insert(prefilled, sources, [lengths[i] for i in sources])
+        first = len(self.live)
+        self.live += [sequence for members in batch.values() for sequence in members]
+        self._take(logits[sources], first)
+
+    def _step(self) -> None:
+        """One token more for every live sequence."""
+        positions, mask = self.cache.begin_token()
+        ids = torch.tensor([[sequence.generated[-1]] for sequence in self.live], device=self.device)
+        hidden = self.decoder(
+            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True
+        ).last_hidden_state
+        self._take(self.head(hidden[:, 0]), 0)
+
+    def _take(self, logits: Tensor, first: int) -> None:
+        """Sample for the live sequences from number `first` on, and let those that are finished leave."""
+        for sequence, token, log_prob in zip(self.live[first:], *sample(logits, self.live[first:]), strict=True):
+            sequence.append(token, log_prob, self.version)
+        for slot in reversed(range(first, len(self.live))):
+            if self.live[slot].finish_reason is not None:
+                self.cache.remove(slot)
+                last = self.live.pop()
+                if slot < len(self.live):
+                    self.live[slot] = last
