@@ -156,9 +156,17 @@ def table(rows: list[tuple[str, str, str, str]]) -> str:
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
+def processor() -> str:
+    """The machine's kind of processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
 def report(text: str) -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("lark", "pydantic"))
-    machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    machine = f"{os.cpu_count()} cores ({processor()}), load average {os.getloadavg()[0]:.1f} at the end"
     return (
         f"# The language: import and parse\n\n`python benchmarks/alloc.py`, {date.today()}, Python"
         f" {platform.python_version()}, {versions}, {machine}.\n\n{text}\n\n"

@@ -41,8 +41,7 @@ def imports(path: Path, package: Path) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}"
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
-            if node.args and isinstance(node.args[0], ast.Constant):
-                yield node.lineno, str(node.args[0].value)
+            yield from ((node.lineno, str(name.value)) for name in node.args[:1] if isinstance(name, ast.Constant))
 
 
 def violations(package: Path) -> list[str]:

@@ -106,7 +106,7 @@ def test_direct_construction_without_or_with_wrong_fields() -> None:
     assert built_codes(backend="megatron:d4") == ["AL201"]
     assert built_codes(backend="megatron", name="a]b") == ["AL007"]
     with pytest.raises(AllocationError) as caught:
-        ModelAllocation(backend="megatron", tensor_paralel_size=2)  # type: ignore[call-arg]
+        ModelAllocation(backend="megatron", tensor_paralel_size=2)
     assert "did you mean tensor_parallel_size" in str(caught.value)
 
 

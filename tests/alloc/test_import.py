@@ -11,7 +11,8 @@ import sys, time, json
 start = time.process_time()
 import areal_like.alloc
 seconds = time.process_time() - start
-heavy = [name for name in ("torch", "transformers", "megatron", "numpy", "lark", "importlib.metadata") if name in sys.modules]
+unwanted = ("torch", "transformers", "megatron", "numpy", "lark", "importlib.metadata")
+heavy = [name for name in unwanted if name in sys.modules]
 areal_like.alloc.ModelAllocation.parse("megatron:d4t2p2e4")
 late = [name for name in ("torch", "transformers", "megatron", "numpy") if name in sys.modules]
 print(json.dumps([seconds, "pydantic" in sys.modules, heavy, late]))

@@ -150,7 +150,7 @@ REFUSED = [
     ("megatron:d٤", ["AL014"]),
     ("megatron:d²", ["AL014"]),
     ("megatron:d4٤", ["AL014"]),
-    ("megatron:ｄ4", ["AL019"]),
+    ("megatron:\uff444", ["AL019"]),
     ("megatron:d4\u00a0", ["AL019"]),
     ("megatron:\u2003d4", ["AL019"]),
     ("\ufeffmegatron:d4", ["AL201"]),
