@@ -14,7 +14,7 @@ from areal_like.config.overrides import apply as apply_overrides
 from areal_like.config.references import Resolver, insert_inherited
 from areal_like.config.validation import nearest, validate
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 256 << 10
 """Largest file that is read, in bytes."""
 
 
@@ -31,7 +31,8 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     root = _read(file, findings)
     apply_overrides(RLConfig, root, list(overrides), findings)
     insert_inherited(RLConfig, root)
-    Resolver(RLConfig, root, findings).run()
+    if not Resolver(RLConfig, root, findings).run():
+        raise ConfigError(findings.all)
     config, bad = validate(root, findings)
     honour.check(root, bad, findings)
     layouts.check(root, findings)

@@ -14,7 +14,7 @@ import yaml
 
 from areal_like.config.findings import Findings, Place
 
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 """Most keys and values of a file, aliases and references counted as often as they are used."""
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # those at which PyYAML counts a line
@@ -90,7 +90,8 @@ def parse(text: str, file: str, findings: Findings, *, within: Place | None = No
     if node is None:
         return Entry(None, source.start, source.start)
     builder = _Builder(source, findings)
-    return builder.entry(node, source.of(node))
+    root = builder.entry(node, source.place(node.start_mark.line, node.start_mark.column))
+    return root if builder.count <= MAX_NODES else None
 
 
 def _syntax_help(place: Place, error: yaml.MarkedYAMLError) -> str | None:

@@ -23,6 +23,10 @@ def _apply(model: type[Section], root: Entry, text: str, number: int, findings: 
     def place(column: int, width: int) -> Place:
         return Place(COMMAND_LINE, number, column, text, width)
 
+    legible = text.encode("utf-8", "backslashreplace").decode()
+    if legible != text:  # bytes of another encoding, as Python hands them on
+        findings.error("AL810", "the override is not UTF-8 text", Place(COMMAND_LINE, number, 1, legible, len(legible)))
+        return
     name, equals, right = text.partition("=")
     key = name.strip().lstrip("+")
     start = name.index(key) + 1 if key else 1

@@ -44,15 +44,18 @@ class Resolver:
         self.active: list[tuple[int, str]] = []
         self.done: set[int] = set()
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Resolve everything; False when the result is too deep or too large to go on with."""
         try:
             self.resolve(self.root, ())
+            size = _size(self.root, {})
         except RecursionError:
             self.findings.error("AL809", "references are nested too deeply", self.root.at)
-            self.root.value = {}
-        if _size(self.root, {}) > MAX_NODES:
-            self.findings.error("AL809", f"with its references the file has more than {MAX_NODES} keys", self.root.at)
-            self.root.value = {}
+            return False
+        if size > MAX_NODES:
+            message = f"with its references the file has more than {MAX_NODES} keys and values"
+            self.findings.error("AL809", message, self.root.at)
+        return size <= MAX_NODES
 
     def resolve(self, entry: Entry, steps: tuple[paths.Step, ...]) -> None:
         """Resolve an entry and all below it."""

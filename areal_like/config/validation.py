@@ -141,6 +141,8 @@ def _may_be_null(steps: tuple[paths.Step, ...]) -> bool:
 def _type_help(kind: str, value: Any) -> str | None:
     if kind == "string_type" and not isinstance(value, dict | list):
         return "put quotes around it if it is meant as text" if value is not None else None
+    if kind == "model_type" and value is None:
+        return "leave the key out to take the section's defaults"
     if kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off", "0", "1"):
         return "write true or false"
     return None

@@ -160,17 +160,12 @@ def test_nothing_heavy_is_imported_and_a_load_is_fast() -> None:
     code = f"""
 import sys, time
 from areal_like.config import load_config
-start = time.perf_counter()
+start = time.process_time()
 load_config({str(AREAL)!r}, ["actor.backend=megatron:d2t2"])
-took = time.perf_counter() - start
+took = time.process_time() - start
 heavy = [m for m in ("torch", "transformers", "numpy", "datasets") if m in sys.modules]
 assert not heavy, heavy
 print(took)
 """
-    took = [float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)]
-    if took[0] > 0.3:  # a busy machine: the best of three
-        took += [
-            float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
-            for _ in range(2)
-        ]
-    assert min(took) < 0.3, took
+    took = float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    assert took < 0.3, "seconds of computing for one load"
