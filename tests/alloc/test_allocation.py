@@ -106,14 +106,14 @@ def test_direct_construction_without_or_with_wrong_fields() -> None:
     assert built_codes(backend="megatron:d4") == ["AL201"]
     assert built_codes(backend="megatron", name="a]b") == ["AL007"]
     with pytest.raises(AllocationError) as caught:
-        ModelAllocation(backend="megatron", tensor_paralel_size=2)
+        ModelAllocation(backend="megatron", tensor_paralel_size=2)  # type: ignore[call-arg]
     assert "did you mean tensor_parallel_size" in str(caught.value)
 
 
 def test_frozen_hashable_and_copied_under_the_same_rules() -> None:
     a = ModelAllocation.parse("megatron:d4t2")
     with pytest.raises(ValueError, match="frozen"):
-        a.data_parallel_size = 8  # type: ignore[misc]
+        a.data_parallel_size = 8
     assert {a: 1}[ModelAllocation.parse("megatron:t2d4")] == 1
     assert a.model_copy(update={"tensor_parallel_size": 4}) == ModelAllocation.parse("megatron:d4t4")
     with pytest.raises(AllocationError):
