@@ -60,6 +60,7 @@ def test_what_has_no_effect_is_said_once_a_section_and_a_rollout_engine_that_is_
         config.ensure_runnable()
     (error,) = raised.value.diagnostics
     assert error.code == "AL205" and error.key == "rollout.backend" and "sglang has no engine" in error.message
+    assert error.line is not None and error.column is not None
     line = AREAL.read_text().splitlines()[error.line - 1]
     assert line[error.column - 1 :].startswith("sglang:d4p1t1")
 
@@ -109,7 +110,7 @@ def test_locations(tmp_path: Path) -> None:
 def test_a_configuration_is_immutable_and_travels_to_workers(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL)
     with pytest.raises(pydantic.ValidationError):
-        config.actor.path = "x"  # type: ignore[misc]
+        config.actor.path = "x"
     copy = pickle.loads(pickle.dumps(config))
     assert copy == config and copy.location("actor.path") == config.location("actor.path")
     assert pickle.loads(pickle.dumps(config.actor)) == config.actor
