@@ -41,6 +41,13 @@ class Answer:
     text: str = ""
     reward: float | None = None
 
+    @property
+    def rewarded(self) -> float:
+        """The reward. ValueError while there is none."""
+        if self.reward is None:
+            raise ValueError("the answer has no reward yet")
+        return self.reward
+
 
 @dataclass
 class RolloutGroup:

@@ -72,6 +72,7 @@ class WorkerGroup:
         *,
         log_dir: Path | None = None,
         setup_timeout: float = 600.0,
+        wait: bool = True,
     ) -> WorkerGroup:
         """Start the processes and build the object in each.
 
@@ -83,6 +84,8 @@ class WorkerGroup:
             threads: computing threads of each rank.
             log_dir: where the output of each rank is kept as `NAME-RANK.log`; by default it goes with the group.
             setup_timeout: seconds until every rank must have built its object.
+            wait: return when all objects are built; else at once, and calls wait in line behind the building, so that
+                several groups can start beside each other.
 
         Raises:
             WorkerError: a rank failed or died.
@@ -112,7 +115,9 @@ class WorkerGroup:
             group._pending[next(group._ids)] = ready  # number 0: the answer to "setup"
             setup = Packet(("setup", 0, name, factory, kwargs, device, threads))
             threading.Thread(target=group._listen, args=(specs, setup), name=f"{name}-listener", daemon=True).start()
-            ready.result(setup_timeout)
+            group._launched.wait()
+            if wait:
+                ready.result(setup_timeout)
         except BaseException:
             group.close(grace=0)
             raise

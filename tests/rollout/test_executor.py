@@ -28,7 +28,7 @@ from areal_like.runtime.local import WorkerError, WorkerGroup  # noqa: E402
 
 
 def decode(ids):
-    return " ".join(map(str, ids))
+    return "".join("abcdefgh"[i] for i in ids)
 
 
 def prompts(count, start=0):
@@ -37,7 +37,7 @@ def prompts(count, start=0):
 
 @pytest.fixture(scope="module")
 def rewards():
-    pool = RewardPool(toy_engines.count_ones)
+    pool = RewardPool(toy_engines.share_of_b)
     yield pool
     pool.close()
 
@@ -81,7 +81,7 @@ def test_on_policy_batches_come_whole_in_order_and_after_their_version(rewards):
             for group in groups:
                 for answer in group.finished():
                     assert answer.versions == [version] * 5 and answer.finish_reason == "length"
-                    assert answer.reward == answer.token_ids.count(1) / 5
+                    assert answer.reward == answer.token_ids.count(1) / 8
             time.sleep(0.1)
             assert admission.running == 0  # nothing runs ahead
             install(executor, version + 1)
@@ -94,7 +94,7 @@ def test_weights_reach_every_replica_and_later_tokens(rewards):
     with pipeline(rewards, [prompts(2), prompts(2, 2)], replicas=2) as (executor, workers, _):
         executor.next_batch()
         install(executor, 1, favourite=1)
-        assert [answer.reward for group in executor.next_batch() for answer in group.finished()] == [1.0] * 4
+        assert [answer.reward for group in executor.next_batch() for answer in group.finished()] == [5 / 8] * 4
         assert [state[0] for state in workers.call("state")] == [1, 1]
 
 
@@ -178,8 +178,9 @@ def test_a_reward_that_fails_stops_the_pipeline(function, message):
 def test_a_reward_that_hangs_is_ended():
     pool = RewardPool(toy_engines.hanging_reward, timeout=0.5)
     try:
-        with pipeline(pool, [prompts(1)], n_samples=1) as (executor, _, _), pytest.raises(
-            RewardError, match=r"hanging_reward has not finished 1 answers to row 0 of toy after 0\.5"
+        with (
+            pipeline(pool, [prompts(1)], n_samples=1) as (executor, _, _),
+            pytest.raises(RewardError, match=r"hanging_reward has not finished 1 answers to row 0 of toy after 0\.5"),
         ):
             executor.next_batch()
     finally:

@@ -150,10 +150,9 @@ class DyingTrain(ToyTrain):
         return super().train_batch(batch, loss)
 
 
-def count_ones(prompt, completion, row):
-    """The share of the token 1 in an answer written as digits."""
-    digits = completion.split()
-    return digits.count("1") / len(digits)
+def share_of_b(prompt, completion, row):
+    """The share of token 1, the letter b, in an answer of 8 tokens."""
+    return completion.count("b") / 8
 
 
 def raising_reward(prompt, completion, row):

@@ -1,0 +1,1 @@
+"""The loops: reinforcement learning, and trying a layout."""

@@ -1,0 +1,180 @@
+"""`RLTrainer`: group-relative policy optimisation, from prompts to an updated policy, step after step.
+
+One step (the order of AReaL's `PPOTrainer.train`):
+
+    rollouts -> reference log-probabilities -> log-probabilities before the update -> advantages -> update
+    -> pause generation -> new weights and version -> save -> evaluate -> figures -> resume generation
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from areal_like.algorithms import compute_advantages
+from areal_like.config import RLConfig
+from areal_like.data.batch import PackedBatch
+from areal_like.data.rewards import Reward
+from areal_like.data.rows import Row
+from areal_like.engines.base import SamplingParams
+from areal_like.rollout.admission import Admission
+from areal_like.rollout.executor import RolloutExecutor
+from areal_like.rollout.groups import Prompt
+from areal_like.trainers.batches import rollout_figures, to_batch
+from areal_like.trainers.evaluation import evaluate
+from areal_like.trainers.recording import RunRecorder
+from areal_like.trainers.settings import advantage_settings, needs_proximal, policy_loss, sample_seed, sampling_params
+from areal_like.trainers.startup import Engines, prepare, start_engines
+from areal_like.trainers.timers import Timer
+
+__all__ = ["RLTrainer"]
+
+
+class RLTrainer:
+    """Trains the actor of a configuration on the rewards of its own answers.
+
+    Use it as a context manager: leaving ends every process, at once after an exception (Ctrl-C included).
+
+    Args:
+        config: from `load_config`.
+        rows: prompts with what their reward is computed from.
+        reward: `reward(prompt, completion, row)`, a finite number; a function of a module's top level.
+        valid_rows: rows of the evaluation.
+
+    Raises:
+        DiagnosticError: everything that is known to stop the run, before any process starts.
+    """
+
+    def __init__(
+        self, config: RLConfig, rows: Sequence[Row], reward: Reward, valid_rows: Sequence[Row] | None = None
+    ) -> None:
+        self.job = prepare(config, rows, valid_rows)
+        self.config = self.job.config
+        self.reward = reward
+        self.version = 0
+        self._engines: Engines | None = None
+        self._executor: RolloutExecutor | None = None
+        self._loss = policy_loss(self.config.actor)
+        self._advantages = advantage_settings(self.config.actor)
+        self._saver = Timer(self.config.saver)
+        self._evaluator = Timer(self.config.evaluator)
+        self._tokenizer_lock = threading.Lock()
+
+    def __enter__(self) -> RLTrainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close(now=kind is not None)
+
+    def close(self, *, now: bool = False) -> None:
+        """End all processes; `now` does not wait for what they are doing. Safe to call twice."""
+        if self._executor is not None:
+            self._executor.close()
+        if self._engines is not None:
+            self._engines.close(now=now)
+
+    def train(self) -> None:
+        """Run all steps.
+
+        Raises:
+            RewardError, WorkerError, DiagnosticError: what stopped the run.
+        """
+        with RunRecorder(self.job) as recorder:
+            with recorder.phase("start"):
+                engines, executor = self._start()
+            for step in range(1, self.job.total_steps + 1):
+                with recorder.step(step):
+                    self._step(step, engines, executor, recorder)
+
+    def _start(self) -> tuple[Engines, RolloutExecutor]:
+        config = self.config
+        self._engines = engines = start_engines(self.job, self.reward)
+        admission = Admission(
+            batch=self.job.batch_size,
+            max_concurrent=config.rollout.max_concurrent_rollouts or self.job.batch_size,
+            max_head_offpolicyness=config.rollout.max_head_offpolicyness,
+            queue_size=config.rollout.queue_size,
+        )
+        self._executor = executor = RolloutExecutor(
+            engines.rollout,
+            engines.rewards,
+            self.job.prompts(),
+            admission,
+            n_samples=config.gconfig.n_samples,
+            sampling=self._sampling,
+            decode=self._decode,
+        )
+        if config.actor.init_from_scratch:  # the rollout engine has loaded the weights of the folder
+            executor.pause()
+            executor.update_weights(engines.actor.weights(), version=0)
+            executor.resume()
+        executor.start()
+        return engines, executor
+
+    def _step(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
+        with recorder.phase("rollout"):
+            groups = executor.next_batch()
+        if groups is None:
+            raise RuntimeError(f"the prompts ended before step {step}")
+        batch = to_batch(groups)
+        recorder.figures("rollout", rollout_figures(groups, batch, self.version))
+        recorder.samples(groups)
+        self._add_log_probs(batch, engines, recorder)
+        with recorder.phase("update"):
+            batch.tokens["advantages"] = compute_advantages(batch, self._advantages)
+            recorder.figures("train", engines.actor.update(batch, self._loss, self.config.actor))
+        with recorder.phase("weights"):
+            executor.pause()
+            self.version += 1
+            executor.update_weights(engines.actor.weights(), self.version)
+        self._save_and_evaluate(step, engines, executor, recorder)
+        recorder.tokens(batch.input_ids.numel(), int((batch.tokens["loss_mask"] != 0).sum()))
+        executor.resume()
+
+    def _add_log_probs(self, batch: PackedBatch, engines: Engines, recorder: RunRecorder) -> None:
+        """What the reference and the policy before its update say about the drawn tokens."""
+        temperature = self.config.actor.temperature
+        if engines.reference is not None:
+            with recorder.phase("reference"):
+                batch.tokens["ref_log_probs"] = engines.reference.log_probs(batch, temperature)
+        if not needs_proximal(self.config.actor):
+            return
+        with recorder.phase("log_probs"):
+            proximal, entropy = engines.actor.log_probs_and_entropy(batch, temperature)
+        batch.tokens["prox_log_probs"] = proximal
+        drawn = batch.tokens["loss_mask"] != 0
+        difference = (proximal - batch.tokens["old_log_probs"])[drawn].abs()
+        recorder.figures(
+            "policy",
+            {
+                "entropy": float(entropy[drawn].mean()),
+                "log_prob_difference_mean": float(difference.mean()),
+                "log_prob_difference_max": float(difference.max()),
+            },
+        )
+
+    def _save_and_evaluate(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
+        last = step == self.job.total_steps
+        per_epoch = self.job.loader.batches_per_epoch
+        if self._saver.due(step, per_epoch) or (last and self._saver.active):
+            with recorder.phase("save"):
+                engines.actor.save(self.job.folder / "checkpoints" / f"step-{step:06d}")
+        rows = self.job.valid_rows
+        if rows is None or self.config.valid_dataset is None:
+            return
+        if self._evaluator.due(step, per_epoch) or (last and self._evaluator.active):
+            with recorder.phase("evaluate"):
+                found = evaluate(
+                    self.config, rows, self.job.tokenizer, executor.replicas, engines.rewards, self._decode
+                )
+            recorder.figures("evaluation", found)
+
+    def _sampling(self, prompt: Prompt, sample: int) -> SamplingParams:
+        seed = sample_seed(self.config.seed, "rollout", prompt.index, sample)
+        return sampling_params(self.config.gconfig, len(prompt.prompt_ids), seed)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        with self._tokenizer_lock:  # called from the threads of several replicas
+            text: str = self.job.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text

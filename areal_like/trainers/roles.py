@@ -1,0 +1,113 @@
+"""The models of reinforcement learning: algorithms over a worker group of TrainEngines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from areal_like.algorithms import GRPOLoss
+from areal_like.alloc import get_backend
+from areal_like.config import ActorConfig, TrainEngineConfig
+from areal_like.data.batch import PackedBatch
+from areal_like.engines.base import WeightBucket
+from areal_like.runtime.dispatch import scatter
+from areal_like.runtime.local import WorkerGroup
+from areal_like.spec.packing import balanced_partition
+from areal_like.trainers.placement import Seat
+
+__all__ = ["Actor", "Reference"]
+
+
+class Reference:
+    """A model that says how likely tokens are. Its processes start with it; `wait_until_ready` waits for them.
+
+    Args:
+        name: the role, for messages and log files.
+        config: its section; `path` is a local folder by now.
+        total_steps: optimizer steps of the run; None for a model that is not trained.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: TrainEngineConfig,
+        seat: Seat,
+        *,
+        device: str,
+        seed: int,
+        log_dir: Path,
+        total_steps: int | None = None,
+    ) -> None:
+        self.mesh = seat.allocation.mesh()
+        self.workers = WorkerGroup.start(
+            name,
+            get_backend(seat.allocation.backend).engine,
+            {
+                "allocation": seat.allocation,
+                "config": config,
+                "device": device,
+                "seed": seed,
+                "total_steps": total_steps,
+            },
+            seat.allocation.world_size,
+            device,
+            seat.threads,
+            seat.gpu_offset,
+            log_dir=log_dir,
+            wait=False,
+        )
+        self._starting = self.workers.submit("initialize")
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Return when every rank holds its part of the model.
+
+        Raises:
+            WorkerError, DiagnosticError, TimeoutError: it does not come to that.
+        """
+        self._starting.result(timeout)
+
+    def log_probs(self, batch: PackedBatch, temperature: float) -> Tensor:
+        """Log-probability of each token, `[tokens]`, as `TokenOutputs.log_probs`."""
+        return self._forward(batch, temperature, entropy=False)["log_probs"]
+
+    def log_probs_and_entropy(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """The same with the entropy of the distribution that each token was drawn from, in nats."""
+        outputs = self._forward(batch, temperature, entropy=True)
+        return outputs["log_probs"], outputs["entropy"]
+
+    def _forward(self, batch: PackedBatch, temperature: float, entropy: bool) -> dict[str, Tensor]:
+        inputs = PackedBatch(batch.input_ids, batch.cu_seqlens)
+        dispatch = scatter(inputs, self.mesh)
+        per_rank = [(shard,) for shard in dispatch.shards]
+        outputs = self.workers.call_each("forward", per_rank, temperature=temperature, entropy=entropy)
+        collected: dict[str, Tensor] = dispatch.collect(
+            [{"log_probs": output.log_probs, "entropy": output.entropy} for output in outputs]
+        )
+        return collected
+
+
+class Actor(Reference):
+    """The policy that is trained."""
+
+    @staticmethod
+    def minibatches(batch: PackedBatch, count: int) -> list[PackedBatch]:
+        """Cut a batch into `count` parts of whole sequences with about equal numbers of tokens."""
+        return [batch.select(part) for part in balanced_partition(batch.lengths, count)]
+
+    def update(self, batch: PackedBatch, loss: GRPOLoss, config: ActorConfig) -> dict[str, float]:
+        """`ppo_n_minibatches` optimizer steps over the batch; figures averaged over them."""
+        steps = []
+        for minibatch in self.minibatches(batch, config.ppo_n_minibatches):
+            shards = scatter(minibatch, self.mesh).shards
+            steps.append(self.workers.call_each("train_batch", [(shard, loss) for shard in shards])[0])
+        return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+
+    def weights(self) -> Iterator[WeightBucket]:
+        """All weights under their Hugging Face names, bucket by bucket."""
+        return self.workers.stream("weights")
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder; it appears whole or not at all."""
+        self.workers.call("save", str(folder))

@@ -1,0 +1,41 @@
+"""Train a language model on mathematical questions: gsm8k_rl.py --config FILE [key=value ...]"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from areal_like.alloc import DiagnosticError
+from areal_like.config import load_config
+from areal_like.data.datasets import load_rows
+from areal_like.data.rewards import default_reward, get_reward
+from areal_like.data.rows import Asker
+from areal_like.trainers.rl import RLTrainer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True, help="YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")
+    arguments = parser.parse_args()
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        rows = load_rows(config.train_dataset, seed=config.seed, asker=Asker("train_dataset", config.location))
+        valid_rows = None
+        if config.valid_dataset is not None:
+            asker = Asker("valid_dataset", config.location)
+            valid_rows = load_rows(config.valid_dataset, seed=config.seed, asker=asker)
+        reward = get_reward(default_reward(config.train_dataset.path))
+        with RLTrainer(config, rows, reward, valid_rows) as trainer:
+            trainer.train()
+    except DiagnosticError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
