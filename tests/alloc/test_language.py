@@ -82,6 +82,7 @@ REFUSED = [
     ("megatron:d1048577", ["AL016"]),
     ("megatron:d1000000t1000000", ["AL106"]),
     ("megatron:d1048576t2", ["AL106"]),
+    ("megatron:d1048576t1048576e3", ["AL106"]),  # nothing is said about experts in an impossible world
     ("megatron:e8", ["AL104"]),
     ("megatron:d2e4", ["AL104"]),
     ("megatron:d4e3", ["AL104"]),
