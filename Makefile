@@ -1,0 +1,52 @@
+# make demo      install, then the first training run: 13 steps of GRPO on one-digit sums, on the CPU
+# make test      install, then lint, types and tests
+# make test-all  the same with the tests marked slow
+# make lint      ruff and mypy alone
+# make bench     the benchmarks; each prints a table and the ratio to its reference
+# make pins      write constraints.txt from the packages in .venv, after an update
+# make clean     remove .venv and caches
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install demo lint test test-all bench pins clean FORCE
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+# One thread a process: a test starts up to four processes, and torch would give each of them every core.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+install: $(INSTALLED)
+
+# Also anew where the environment does not run here: it was copied, or its Python is gone.
+ifneq ($(shell cat $(INSTALLED) 2>/dev/null && $(BIN)/python -c ''),$(CURDIR))
+$(INSTALLED): FORCE
+endif
+$(INSTALLED): pyproject.toml constraints.txt scripts/install.sh
+	@scripts/install.sh
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(PYTEST) -m "not slow"
+
+test-all: lint
+	$(PYTEST)
+
+bench: $(INSTALLED)
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+pins: $(INSTALLED)
+	$(BIN)/python scripts/pins.py > constraints.new && mv constraints.new constraints.txt
+	@touch $(INSTALLED)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
