@@ -7,9 +7,9 @@ from fractions import Fraction
 
 _NUMBER = re.compile(
     r"""(?<![\w.])            # not inside a word or another number
-        (?:(?<![\d)\]])[-+])? # a sign, unless it stands behind an operand: in 3-4 it is a minus between two numbers
-        (?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?
-        (?:\s?/\s?\d+(?![\d.]))?   # a fraction
+        (?:(?<![0-9)\]])[-+])? # a sign, unless it stands behind an operand: in 3-4 it is a minus between two numbers
+        (?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?
+        (?:\s?/\s?[0-9]+(?![0-9.]))?   # a fraction
     """,
     re.VERBOSE,
 )
