@@ -4,6 +4,7 @@ from areal_like.algorithms.advantages import AdvantageSettings, Normalization, c
 from areal_like.algorithms.kl import KL_ESTIMATORS, approximate_kl
 from areal_like.algorithms.ppo import GRPOLoss
 from areal_like.algorithms.rejection import RejectionSampling
+from areal_like.algorithms.settings import advantage_settings, policy_loss
 from areal_like.algorithms.sft import SFTLoss
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "Normalization",
     "RejectionSampling",
     "SFTLoss",
+    "advantage_settings",
     "approximate_kl",
     "compute_advantages",
+    "policy_loss",
 ]

@@ -37,7 +37,8 @@ class GRPOLoss:
     """The loss of the module's formulas, satisfying `engines.base.Loss`.
 
     Token fields read: `loss_mask`, `advantages`; `old_log_probs` (of the behaviour policy, from the rollout);
-    `prox_log_probs` when `use_decoupled_loss` or `recompute_log_probs`; `ref_log_probs` when `kl_coefficient` is not 0.
+    `prox_log_probs` when `use_decoupled_loss` or `recompute_log_probs`; `ref_log_probs` when `kl_coefficient` is not
+    0, and for the figure `ref_kl` whenever it is there (the divergence may stand in the rewards instead).
 
     Attributes:
         eps_clip, eps_clip_higher: the clipping range below and above 1; above is as below when None.
@@ -113,11 +114,12 @@ class GRPOLoss:
         if self.use_decoupled_loss:
             kept, weight = self._behave_weight(anchor, behave, mask, batch, figures)
         loss = self._surrogate(log_probs, anchor, advantages, kept, weight, batch, figures)
-        if self.kl_coefficient != 0:
+        if self.kl_coefficient != 0 or "ref_log_probs" in batch.tokens:
             reference = self._log_probs(batch, "ref_log_probs", mask)
             ref_kl = torch.where(kept, approximate_kl(log_probs, reference, self.kl_estimator), 0.0).sum()
             figures["ref_kl"] = ref_kl.detach()
-            loss = loss + self.kl_coefficient * ref_kl
+            if self.kl_coefficient != 0:
+                loss = loss + self.kl_coefficient * ref_kl
         if self.needs_entropy:
             if outputs.entropy is None:
                 raise ValueError("GRPOLoss asked for the entropy, and the engine did not give it")

@@ -343,3 +343,32 @@ def test_losses_travel_between_processes_and_satisfy_the_protocol(loss):
     assert pickle.loads(pickle.dumps(loss)) == loss
     assert isinstance(loss.temperature, float)
     assert isinstance(loss.needs_entropy, bool)
+
+
+def test_the_divergence_from_the_reference_is_a_figure_whenever_the_reference_is_there():
+    outputs, batch = one_token(-1.0, 1.0, old_log_probs=-1.0, ref_log_probs=-1.5)
+    loss, figures = GRPOLoss(kl_estimator="k1")(outputs, batch)
+    assert figures["ref_kl"].item() == pytest.approx(0.5) and loss.item() == pytest.approx(-1.0)
+    loss, _ = GRPOLoss(kl_estimator="k1", kl_coefficient=0.2)(outputs, batch)
+    assert loss.item() == pytest.approx(-1.0 + 0.2 * 0.5)
+
+
+def test_bounds_are_inclusive():
+    outputs, batch = one_token(0.0, 1.0, old_log_probs=-2.0, prox_log_probs=0.0)
+    rejection = RejectionSampling(metric="kl_k2", upper=2.0)  # (log r)^2 / 2 = 2 exactly
+    _, figures = GRPOLoss(use_decoupled_loss=True, rejection=rejection)(outputs, batch)
+    assert figures["rejected_fraction"].item() == 0.0
+
+
+@pytest.mark.parametrize("agg", ["sum", "mean", "max"])
+def test_a_sequence_without_loss_tokens_does_no_harm_at_level_sequence(agg):
+    batch, values, _ = random_batch(1)
+    first = batch.lengths[0]
+    batch.tokens["loss_mask"][:first] = 0
+    leaf = values.clone().requires_grad_()
+    rejection = RejectionSampling("sequence", "mask", "ratio", agg, 1.3, 0.7)
+    loss, _ = GRPOLoss(use_decoupled_loss=True, importance_sampling_level="sequence", rejection=rejection)(
+        TokenOutputs(leaf), batch
+    )
+    loss.backward()
+    assert torch.isfinite(leaf.grad).all() and leaf.grad[:first].eq(0).all()
