@@ -15,8 +15,7 @@ _NUMBER = re.compile(
 )
 _PLAIN = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?/\s?\d+)?", re.ASCII)
 _ANSWER_IS = re.compile(r"\banswer\b\s*(?:is|:|=)\s*:?\s*", re.IGNORECASE)
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_MARK = "####"
+_TAG_OPEN, _TAG_CLOSE, _BOX, _MARK = "<answer>", "</answer>", "\\boxed", "####"
 
 
 def to_number(text: str) -> Fraction | None:
@@ -46,23 +45,24 @@ def last_number(text: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}`, nested braces included, or None; an unfinished one does not count."""
-    at = text.rfind("\\boxed{")
-    while at >= 0:
-        depth, start = 0, at + len("\\boxed")
-        for i in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[i], 0)
-            if depth == 0:
-                return text[start + 1 : i].strip()
-        at = text.rfind("\\boxed{", 0, at)
-    return None
+    last, open_at = None, []  # one pass: a model that writes `\boxed{` a thousand times must not cost a thousand passes
+    for i, character in enumerate(text):
+        if character == "{":
+            open_at.append(i)
+        elif character == "}" and open_at:
+            start = open_at.pop()
+            if text.endswith(_BOX, 0, start) and (last is None or start > last[0]):
+                last = (start, i)
+    return None if last is None else text[last[0] + 1 : last[1]].strip()
 
 
 def marked_answer(text: str) -> str | None:
     """The part that the text itself calls its answer: the last `<answer>` tag, else the last `\\boxed`, else the line
     behind the last `####`, else the rest of the line behind the last "answer is" or "answer:"; None without any."""
-    tags = _TAG.findall(text)
-    if tags:
-        return str(tags[-1]).strip()
+    close = text.rfind(_TAG_CLOSE)
+    begin = text.rfind(_TAG_OPEN, 0, close) if close >= 0 else -1
+    if begin >= 0:
+        return text[begin + len(_TAG_OPEN) : close].strip()
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed

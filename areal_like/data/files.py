@@ -67,6 +67,9 @@ def _read_file(file: Path, asker: Asker) -> Iterator[Record]:
     elif file.suffix == ".csv":
         with file.open(encoding="utf-8-sig", newline="") as lines:
             for number, record in enumerate(csv.DictReader(lines, strict=True), 1):
+                if None in record:
+                    help = "quote values that hold commas"
+                    raise asker.error("AL562", f"{file}, row {number}: more values than columns", help)
                 yield file, number, dict(record)
     else:
         raise asker.error(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from areal_like.alloc.diagnostics import Diagnostic
 from areal_like.data.rows import DataError, Message, Row
 
@@ -76,11 +78,15 @@ def encode_prompt(row: Row, tokenizer: Tokenizer) -> list[int]:
     """Token ids up to where the answer begins: through the chat template, or as plain text when there is none.
 
     Raises:
-        ValueError: the prompt has no token; its row is named.
+        ValueError: the prompt has no token, or the chat template refuses it; its row is named.
     """
     messages = conversation(row)
     if tokenizer.chat_template:
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        try:
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        except TemplateError as error:
+            where = f"row {row.index} of {row.dataset}"
+            raise ValueError(f"the tokenizer's chat template refuses {where}: {error}") from error
     else:
         ids = tokenizer.encode("\n".join(m["content"] for m in messages))
     if not ids:

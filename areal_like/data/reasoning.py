@@ -21,7 +21,8 @@ class GeneratedRows(Sequence[Row]):
     def __init__(self, task: str, parameters: Mapping[str, Any]) -> None:
         self.task = task
         self.parameters = dict(parameters)
-        self._generator = _generator(task, json.dumps(self.parameters, sort_keys=True))
+        self._json = json.dumps(self.parameters, sort_keys=True)
+        self._generator = generator(task, self._json)
 
     def __len__(self) -> int:
         return len(self._generator)
@@ -38,7 +39,7 @@ class GeneratedRows(Sequence[Row]):
         position = range(len(self))[index]
         entry = self._generator[position]
         answer = entry["answer"]
-        metadata = {**entry["metadata"], "entry": entry, "parameters": self.parameters}
+        metadata = {**entry["metadata"], "entry": entry, "parameters": self._json}
         return Row(entry["question"], "" if answer is None else str(answer), metadata, position, PREFIX + self.task)
 
 
@@ -76,7 +77,9 @@ def generated_rows(path: str, parameters: Mapping[str, Any], split: str, seed: i
                 key="kwargs",
                 alternatives=(near,) if near else (),
             )
-    chosen = {"seed": seed if split == "train" else seed + _OTHER_SPLIT, **parameters}
+    chosen = {**parameters}
+    if chosen.get("seed") is None:  # null would draw a new one each time
+        chosen["seed"] = seed if split == "train" else seed + _OTHER_SPLIT
     try:
         rows = GeneratedRows(task, chosen)
         rows[0]
@@ -90,15 +93,9 @@ def generated_rows(path: str, parameters: Mapping[str, Any], split: str, seed: i
     return rows
 
 
-def task_score(row: Row, answer: str) -> float:
-    """What the row's own task gives for `answer`, in [0, 1]."""
-    task = row.dataset.removeprefix(PREFIX)
-    generator = _generator(task, json.dumps(row.metadata["parameters"], sort_keys=True))
-    return float(generator.score_answer(answer, row.metadata["entry"]))
-
-
 @functools.lru_cache(maxsize=32)
-def _generator(task: str, parameters: str) -> Any:
+def generator(task: str, parameters: str) -> Any:
+    """The package's own data set of a task; `parameters` as JSON. It has rows by index, and `score_answer`."""
     import reasoning_gym
 
     return reasoning_gym.create_dataset(task, **json.loads(parameters))

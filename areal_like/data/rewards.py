@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from areal_like.alloc.diagnostics import closest
 from areal_like.data.answers import last_number, marked_answer, to_number
-from areal_like.data.math_worker import MathWorker
-from areal_like.data.reasoning import PREFIX, task_score
+from areal_like.data.judge import Judge
+from areal_like.data.reasoning import PREFIX
 from areal_like.data.rows import Asker, Row
 
 Reward = Callable[[str, str, Row], float]
@@ -45,14 +46,14 @@ def math_reward(prompt: str, completion: str, row: Row) -> float:
         if number is not None:
             return float(number == gold)
     answer = f"${marked}$" if marked is not None else completion[-_TAIL:]
-    return float(_math_worker().equal(row.answer, answer[-_TAIL:]))
+    return float(_judge().equal(row.answer, answer[-_TAIL:]))
 
 
 def reasoning_gym_reward(prompt: str, completion: str, row: Row) -> float:
-    """The score of the row's own task, in [0, 1].
+    """The score of the row's own task, in [0, 1]; 0 when its scorer fails at the text, or takes longer than 5 seconds.
 
-    What is scored is what the text marks as its answer, else, when the right answer is a number, the last number, else
-    the whole text. Numbers get no part of the credit: the package's scorers give 0.5 for "13" where 3 is right,
+    What is scored is what the text marks as its answer, else the whole text; where the right answer is a number, the
+    last number in it. Numbers get no part of the credit: the package's scorers give 0.5 for "13" where 3 is right,
     because the one is written inside the other, and `gsm_symbolic`'s does not see a sign. A number that is not equal
     counts only when the task itself gives it full marks (some accept rounding), and never with the other sign.
 
@@ -61,21 +62,22 @@ def reasoning_gym_reward(prompt: str, completion: str, row: Row) -> float:
     """
     if not row.dataset.startswith(PREFIX):
         raise ValueError(f"row {row.index} is of {row.dataset!r}, which is no {PREFIX}TASK")
+    marked = marked_answer(completion)
+    answer = completion.strip() if marked is None else marked
     gold = to_number(row.answer)
-    answer = marked_answer(completion)
-    if gold is not None:
-        written = last_number(completion if answer is None else answer)
-        if written is not None:
-            answer = written.replace(" ", "")
-    if answer is None:
-        answer = completion.strip()
-    score = task_score(row, answer)
-    number = to_number(answer) if gold is not None else None
-    if gold is None or number is None:
-        return score
+    if gold is None:
+        return _task_score(row, answer)
+    number = to_number(last_number(answer) or "")
+    if number is None:
+        return 0.0
     if number == gold:
         return 1.0
-    return 1.0 if score >= 1.0 and (number < 0) == (gold < 0) else 0.0
+    same_sign = (number < 0) == (gold < 0)
+    return float(same_sign and _task_score(row, last_number(answer) or "") >= 1.0)
+
+
+def _task_score(row: Row, answer: str) -> float:
+    return _judge().task_score(row.dataset.removeprefix(PREFIX), row.metadata["parameters"], row.index, answer)
 
 
 _BUILT_IN: dict[str, Reward] = {"math": math_reward, "gsm8k": math_reward, "reasoning_gym": reasoning_gym_reward}
@@ -136,6 +138,10 @@ def score(reward: Reward, prompt: str, completion: str, row: Row) -> float:
     return number
 
 
+def _judge() -> Judge:
+    return _judge_of(os.getpid())  # a forked process must not share its parent's pipe
+
+
 @functools.cache
-def _math_worker() -> MathWorker:
-    return MathWorker()
+def _judge_of(process: int) -> Judge:
+    return Judge()

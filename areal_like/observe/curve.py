@@ -21,7 +21,7 @@ def points_of(steps: Sequence[dict[str, Any]], name: str) -> list[tuple[float, f
     Raises:
         ValueError: none has; it says which figures there are.
     """
-    points = [(float(s["step"]), float(s[name])) for s in steps if s.get(name) is not None]
+    points = [(float(s["step"]), float(s[name])) for s in steps if isinstance(s.get(name), int | float)]
     if not points:
         have = sorted({key for s in steps for key, value in s.items() if value is not None} - {"step", "time"})
         raise ValueError(f"no step has the figure {name!r}; there are: {', '.join(have) or 'none'}")

@@ -46,7 +46,7 @@ class MetricsWriter:
         lost = [name for name, value in values.items() if value is None]
         if lost:
             warnings.warn(f"step {step}: not finite, written as null: {', '.join(lost)}", RuntimeWarning, stacklevel=2)
-        line = json.dumps({"step": step, "time": round(time.time(), 3), **values}, allow_nan=False)
+        line = json.dumps({"step": int(step), "time": round(time.time(), 3), **values}, allow_nan=False)
         self._file.write(line + "\n")
         self._file.flush()
         if self._events is not None:
@@ -91,6 +91,8 @@ def _number(name: str, value: Any) -> float | None:
         raise TypeError(f"the figure {name!r} is {value!r}, which is not a number")
     try:
         number = float(value)
+    except OverflowError:  # a whole number beyond 1.8e308
+        return None
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"the figure {name!r} is {value!r}, which is not a number") from error
     if not math.isfinite(number):

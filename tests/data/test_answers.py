@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
@@ -90,6 +91,8 @@ def test_last_number(text, number):
         (r"\boxed{5} and \boxed{unfinished", "5"),
         (r"\boxed{", None),
         (r"\boxed{}", ""),
+        (r"\boxed{a \boxed{b}}", "b"),
+        (r"} \boxed{7} }", "7"),
         ("no box", None),
     ],
 )
@@ -113,3 +116,11 @@ def test_last_boxed(text, content):
 )
 def test_marked_answer(text, answer):
     assert marked_answer(text) == answer
+
+
+@pytest.mark.parametrize("unit", ["\\boxed{", "<answer>", "</answer>", "answer is ", "1,", "{", "}", "9", "####"])
+def test_a_model_that_repeats_itself_costs_no_time(unit):
+    text = unit * (100_000 // len(unit))
+    begin = time.monotonic()
+    last_number(text), last_boxed(text), marked_answer(text), to_number(text)
+    assert time.monotonic() - begin < 2

@@ -110,6 +110,8 @@ def test_empty_cells_of_csv_and_parquet(tmp_path):
 
 
 def test_other_faults_of_rows(tmp_path):
+    (tmp_path / "r.csv").write_text("question,answer\nq,1\nq,1,000\n")
+    assert "row 2: more values than columns" in str(fault(tmp_path / "r.csv"))
     assert "'question' or 'prompt' or 'messages' is missing" in str(fault(write(tmp_path / "a.jsonl", [{"q": "x"}])))
     path = write(tmp_path / "b.jsonl", [{"question": "x", "answer": "thus #### "}])
     assert "nothing after it" in str(fault(path))
@@ -238,6 +240,29 @@ def test_what_the_hub_refuses(monkeypatch):
     assert 'Unknown split "dev"' in str(error) and error.diagnostics[0].key == "train_dataset.split"
     monkeypatch.undo()
     assert "neither a local file or folder nor a name on the Hub" in str(fault("what is this"))
+
+
+@pytest.mark.parametrize(("status", "kind", "text"), [
+    (404, "RepositoryNotFoundError", "the Hub has no dataset 'openai/gsm9k', or it is private"),
+    (503, "HfHubHTTPError", "not in the cache and cannot be fetched: the Hub answered 503"),
+])  # fmt: skip
+def test_answers_of_the_hub(monkeypatch, tmp_path, status, kind, text):
+    import httpx
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def answer(self, *args, **kwargs):
+        response = httpx.Response(status, request=httpx.Request("GET", "https://example.org"))
+        raise getattr(errors, kind)("no", response=response)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", answer)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    assert text in str(fault("openai/gsm9k"))
+
+
+def test_null_as_seed_is_the_seed_of_the_run():
+    rows = [load("reasoning_gym/chain_sum", kwargs={"size": 5, **extra})[0] for extra in ({}, {"seed": None})]
+    assert rows[0].prompt == rows[1].prompt
 
 
 # generated tasks

@@ -76,3 +76,9 @@ def test_loading_a_tokenizer(tokenizer, tmp_path):
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(DataError, match=r"no tokenizer in .*model"):
         load_tokenizer(tmp_path / "model")
+
+
+def test_a_chat_template_that_refuses_names_the_row(tokenizer):
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match="chat template refuses row 0 of reasoning_gym/chain_sum: roles must"):
+        encode_prompt(SUM, tokenizer)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import reasoning_gym
 
 from areal_like.config import TrainDatasetConfig
 from areal_like.data import rewards
 from areal_like.data.datasets import load_rows
-from areal_like.data.math_worker import MathWorker
-from areal_like.data.reasoning import task_score
+from areal_like.data.judge import Judge
 from areal_like.data.rewards import RewardError, get_reward, math_reward, reasoning_gym_reward, score
 from areal_like.data.rows import DataError, Row
 
@@ -52,11 +56,11 @@ def test_math_reward_of_formulas():
 
 
 def test_an_expression_that_never_ends_is_wrong_after_the_limit_and_the_next_is_judged():
-    worker = MathWorker(timeout=1.0)
+    worker = Judge(timeout=1.0)
     try:
         assert worker.equal("1", "$1$")
         begin = time.monotonic()
-        assert worker.equal("1", "$9^{9^{9^{9}}}+1$") is False
+        assert worker.equal("1", "$9^{9^{9^{9}}}+1$") == 0.0
         assert time.monotonic() - begin < 5
         assert worker.equal("1/2", "$0.5$")
     finally:
@@ -74,6 +78,12 @@ def test_in_threads():
     for thread in threads:
         thread.join()
     assert sorted(results) == [0.0] * 4 + [1.0] * 4
+
+
+def task_score(row: Row, answer: str) -> float:
+    """What the package itself says."""
+    task = reasoning_gym.create_dataset(row.dataset.split("/")[1], **json.loads(row.metadata["parameters"]))
+    return task.score_answer(answer, task[row.index])
 
 
 def chain_sum(**parameters) -> list[Row]:
@@ -94,6 +104,7 @@ def test_chain_sum_reward_is_exact():
         ("-3", 0),
         ("3 or 4", 0),
         ("three", 0),
+        ("9" * 300, 0),
         ("", 0),
     ]:
         assert reasoning_gym_reward("", text, row) == expected, text
@@ -122,6 +133,37 @@ def test_tasks_of_every_kind_are_scored_by_their_own_scorer(task):
         right = row.answer or row.metadata.get("example_correct_answer", "")
         assert reasoning_gym_reward("", f"<answer>{right}</answer>", row) == 1.0
         assert reasoning_gym_reward("", "nonsense", row) < 0.2
+
+
+def test_text_that_hangs_or_breaks_a_scorer_gets_nothing(monkeypatch):
+    monkeypatch.setattr(rewards._judge(), "timeout", 1.0)
+    row = load_rows(TrainDatasetConfig(path="reasoning_gym/countdown", kwargs={"size": 1}), seed=2)[0]
+    begin = time.monotonic()
+    assert reasoning_gym_reward("", "9**9**9**9", row) == 0.0  # SymPy would compute it
+    assert time.monotonic() - begin < 8
+    assert reasoning_gym_reward("", row.answer, row) == 1.0
+    row = load_rows(TrainDatasetConfig(path="reasoning_gym/boxnet", kwargs={"size": 1}), seed=2)[0]
+    with pytest.raises(TypeError):
+        task_score(row, "1")
+    assert reasoning_gym_reward("", "1", row) == 0.0
+
+
+def test_the_judge_ends_with_its_parent():
+    code = (
+        "import os, signal; from areal_like.data.judge import Judge; j = Judge(); j.equal('1', '1');"
+        "print(j._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    child = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(") ")[1][:1]:
+        assert time.monotonic() < deadline, "the judge outlives its parent"
+        time.sleep(0.05)
+
+
+def test_a_judge_that_cannot_start_says_why(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="did not start"):
+        Judge().equal("1", "1")
 
 
 def test_reasoning_gym_reward_needs_such_a_row():

@@ -25,7 +25,7 @@ def test_each_step_is_on_disk_before_the_next(tmp_path):
             assert last == {"step": step, "reward/mean": step / 4, "actor/loss": -0.5, "n": 3}
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, torch.tensor(float("nan"))])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, torch.tensor(float("nan")), 10**400])
 def test_what_is_not_finite_becomes_null_with_a_warning(tmp_path, bad):
     with MetricsWriter(tmp_path) as writer:
         with pytest.warns(RuntimeWarning, match=r"step 7: not finite, written as null: actor/grad_norm"):
