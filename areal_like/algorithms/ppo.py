@@ -124,7 +124,8 @@ class GRPOLoss:
             if outputs.entropy is None:
                 raise ValueError("GRPOLoss asked for the entropy, and the engine did not give it")
             figures["entropy"] = torch.where(mask, outputs.entropy, 0.0).sum().detach()
-            loss = loss - self.entropy_coefficient * torch.where(kept, outputs.entropy, 0.0).sum()
+            if self.entropy_coefficient != 0:  # else nothing of it goes through the backward pass
+                loss = loss - self.entropy_coefficient * torch.where(kept, outputs.entropy, 0.0).sum()
         return loss, figures
 
     @staticmethod

@@ -285,6 +285,16 @@ def test_entropy_not_given():
         GRPOLoss(report_entropy=True)(TokenOutputs(values), batch)
 
 
+def test_a_reported_entropy_takes_no_part_in_the_backward_pass():
+    batch, values, entropies = random_batch(0)
+    leaves = values.requires_grad_(), entropies.requires_grad_()
+    loss, figures = GRPOLoss(report_entropy=True)(TokenOutputs(*leaves), batch)
+    loss.backward()
+    assert leaves[1].grad is None
+    expected = (entropies * (batch.tokens["loss_mask"] > 0)).sum().item()
+    assert figures["entropy"].item() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
