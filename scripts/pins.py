@@ -5,7 +5,6 @@ Distributions that happen to be installed beside them (of other extras, or by ha
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import Distribution, distribution
 
 from packaging.requirements import Requirement
@@ -49,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
