@@ -114,7 +114,6 @@ MEGATRON = BackendDescriptor(
     letters="dtpcev",
     capabilities=Capabilities(
         packing=True,
-        colocation=True,
         weight_transports=frozenset({"stream"}),
         devices=frozenset({"cpu", "cuda"}),
     ),

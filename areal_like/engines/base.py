@@ -49,9 +49,13 @@ class Loss(Protocol):
     ranks), so the result does not depend on the layout.
     """
 
-    temperature: float
-    """Logits are divided by it before the softmax."""
-    needs_entropy: bool
+    @property
+    def temperature(self) -> float:
+        """Logits are divided by it before the softmax."""
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `TokenOutputs.entropy` has to be there."""
 
     def weight(self, batch: PackedBatch) -> Tensor:
         """The number that this batch adds to the denominator (usually its loss tokens); a scalar."""

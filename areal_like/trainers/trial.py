@@ -28,7 +28,7 @@ from areal_like.trainers.tiny_models import TINY_MODELS, make_tiny_model
 __all__ = ["StepDifferences", "TrialReport", "run_trial"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OPTIMIZER = OptimizerConfig(lr=1e-3, weight_decay=0.01, warmup_steps_proportion=0.0)
+OPTIMIZER = OptimizerConfig(lr=5e-4, weight_decay=0.01, warmup_steps_proportion=0.0)
 
 
 @dataclass(frozen=True)

@@ -110,12 +110,49 @@ def _on_cpu(factory: Any) -> Any:
     return make
 
 
+class _GlooDistributed(types.ModuleType):
+    """`torch.distributed` with the two uneven collectives that gloo lacks (experts with tensor parallelism use them)."""
+
+    def __init__(self) -> None:
+        super().__init__("torch.distributed (gloo)")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.distributed, name)
+
+    @staticmethod
+    def all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+        if len({o.shape for o in outputs}) == 1:
+            return torch.distributed.all_gather(outputs, tensor, group=group, async_op=async_op)
+        rows = max(o.shape[0] for o in outputs)
+        padded = [o.new_empty((rows, *o.shape[1:])) for o in outputs]
+        own = tensor.new_zeros((rows, *tensor.shape[1:]))
+        own[: tensor.shape[0]] = tensor
+        torch.distributed.all_gather(padded, own, group=group)
+        for output, full in zip(outputs, padded, strict=True):
+            output.copy_(full[: output.shape[0]])
+        return None
+
+    @staticmethod
+    def reduce_scatter(
+        output: torch.Tensor, inputs: list[torch.Tensor], op: Any = None, group: Any = None, async_op: bool = False
+    ) -> Any:
+        extra = {} if op is None else {"op": op}
+        if len({i.shape for i in inputs}) == 1:
+            return torch.distributed.reduce_scatter(output, inputs, group=group, async_op=async_op, **extra)
+        whole = torch.cat(inputs)
+        torch.distributed.all_reduce(whole, group=group, **extra)
+        sizes = [i.shape[0] for i in inputs]
+        output.copy_(torch.split(whole, sizes)[torch.distributed.get_rank(group)])
+        return None
+
+
 class _CpuTorch(types.ModuleType):
     """torch, except that "cuda" means the CPU. Attribute look-ups that are not overridden go to torch."""
 
     def __init__(self) -> None:
         super().__init__("torch (on CPU)")
         self.cuda = _CpuCuda()
+        self.distributed = _GlooDistributed()
         for name in _FACTORIES:
             setattr(self, name, _on_cpu(getattr(torch, name)))
 
