@@ -13,7 +13,7 @@ from areal_like.engines.base import Completion, GenerationRequest
 from areal_like.rollout.groups import Answer
 from areal_like.rollout.replicas import Replicas
 from areal_like.rollout.rewards import RewardPool
-from areal_like.trainers.settings import sample_seed, sampling_params
+from areal_like.trainers.sampling import sample_seed, sampling_params
 
 __all__ = ["evaluate"]
 

@@ -1,47 +1,110 @@
-"""TEMP until observe lands."""
+"""What a run leaves behind and shows: figures of each step, samples, progress, seconds of each phase."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from areal_like.data.prompts import prompt_text
+from areal_like.observe import MetricsWriter, PhaseTimers, Progress, Sample, SampleWriter
+from areal_like.rollout.groups import RolloutGroup
+from areal_like.trainers.startup import Job
+
+__all__ = ["RunRecorder"]
 
 
 class RunRecorder:
-    def __init__(self, job: Any) -> None:
+    """Collects the figures of a step and writes them when it ends.
+
+    In the folder of the run: `metrics.jsonl`, `samples.jsonl` (with `rollout.dump_to_file`), TensorBoard events. What
+    an earlier run of the same name left there is set aside under `NAME.1`, `NAME.2` ...
+    """
+
+    def __init__(self, job: Job) -> None:
         self._job = job
-        job.folder.mkdir(parents=True, exist_ok=True)
-        self._row: dict[str, Any] = {}
+        events = job.config.stats_logger.tensorboard.path
+        events_folder = Path(events).expanduser() if events else job.folder / "tensorboard"
+        for path in (job.folder / "metrics.jsonl", job.folder / "samples.jsonl", job.folder / "tensorboard"):
+            _set_aside(path)
+        self._timers = PhaseTimers()
+        self._progress = Progress(job.total_steps)
+        self._metrics = MetricsWriter(job.folder, tensorboard=events_folder)
+        dump = job.config.rollout.dump_to_file
+        self._samples = SampleWriter(job.folder, show=self._progress.note) if dump else None
+        self._figures: dict[str, float] = {}
 
     def __enter__(self) -> RunRecorder:
+        self._progress.__enter__()
         for note in self._job.notes:
-            print(note)
+            self._progress.note(note)
+        placement = self._job.placement
+        self._progress.note(
+            f"actor {placement.actor.allocation}, rollout {placement.rollout.allocation} on {placement.device}; "
+            f"{self._job.total_steps} steps; files in {self._job.folder}"
+        )
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.__exit__(kind, error, at)
+        self._metrics.close()
+        if self._samples is not None:
+            self._samples.close()
 
     @contextlib.contextmanager
-    def phase(self, name: str):
-        started = time.monotonic()
-        yield
-        self._row[f"time/{name}"] = time.monotonic() - started
+    def phase(self, name: str) -> Iterator[None]:
+        """A named part of a step."""
+        self._progress.phase(name)
+        with self._timers.phase(name):
+            yield
 
     @contextlib.contextmanager
-    def step(self, step: int):
-        self._row["step"] = step
+    def step(self, step: int) -> Iterator[None]:
+        """One step; its figures are written when the block ends without an error."""
+        started = time.perf_counter()
         yield
-        with open(self._job.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(self._row) + "\n")
-        print({k: (round(v, 4) if isinstance(v, float) else v) for k, v in self._row.items()}, flush=True)
-        self._row = {}
+        tokens = self._figures.pop("tokens", 0.0)
+        self._figures["speed/tokens_per_second"] = tokens / (time.perf_counter() - started)
+        figures = {**self._figures, **self._timers.take()}
+        self._progress.step(step, self._metrics.write(step, figures))
+        self._figures = {}
 
-    def figures(self, section: str, values: dict[str, float]) -> None:
-        self._row |= {f"{section}/{k}": v for k, v in values.items()}
+    def figures(self, values: Mapping[str, float], prefix: str = "") -> None:
+        """Add figures to the step, their names after `prefix`."""
+        self._figures |= {f"{prefix}{name}": value for name, value in values.items()}
 
-    def samples(self, groups: Any) -> None:
-        pass
+    def tokens(self, count: int) -> None:
+        """The tokens that the step trains on, prompts included; for the speed."""
+        self._figures["tokens"] = float(count)
 
-    def tokens(self, tokens: int, drawn: int) -> None:
-        pass
+    def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
+        """The answers of the step, as text."""
+        if self._samples is None:
+            return
+        self._samples.write(
+            step,
+            [
+                Sample(
+                    prompt=prompt_text(group.prompt.row),
+                    completion=answer.text,
+                    reward=answer.rewarded,
+                    answer=group.prompt.row.answer,
+                    version=answer.versions[-1],
+                    group=group.prompt.index,
+                    finish_reason=answer.finish_reason,
+                )
+                for group in groups
+                for answer in group.finished()
+            ],
+        )
+
+
+def _set_aside(path: Path) -> None:
+    if not path.exists():
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.rename(aside)

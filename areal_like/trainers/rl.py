@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from areal_like.algorithms import compute_advantages
+from areal_like.algorithms.settings import advantage_settings, policy_loss
+from areal_like.alloc import Diagnostic, DiagnosticError
 from areal_like.config import RLConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.data.rewards import Reward
@@ -21,10 +23,10 @@ from areal_like.engines.base import SamplingParams
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.executor import RolloutExecutor
 from areal_like.rollout.groups import Prompt
-from areal_like.trainers.batches import rollout_figures, to_batch
+from areal_like.trainers.batches import log_prob_figures, rollout_figures, to_batch
 from areal_like.trainers.evaluation import evaluate
 from areal_like.trainers.recording import RunRecorder
-from areal_like.trainers.settings import advantage_settings, needs_proximal, policy_loss, sample_seed, sampling_params
+from areal_like.trainers.sampling import sample_seed, sampling_params
 from areal_like.trainers.startup import Engines, prepare, start_engines
 from areal_like.trainers.timers import Timer
 
@@ -55,8 +57,12 @@ class RLTrainer:
         self.version = 0
         self._engines: Engines | None = None
         self._executor: RolloutExecutor | None = None
-        self._loss = policy_loss(self.config.actor)
-        self._advantages = advantage_settings(self.config.actor)
+        actor = self.config.actor
+        try:
+            self._loss = policy_loss(actor)
+            self._advantages = advantage_settings(actor, n_samples=self.config.gconfig.n_samples)
+        except ValueError as error:
+            raise DiagnosticError([Diagnostic("AL816", "error", str(error), key="actor")]) from error
         self._saver = Timer(self.config.saver)
         self._evaluator = Timer(self.config.evaluator)
         self._tokenizer_lock = threading.Lock()
@@ -113,23 +119,23 @@ class RLTrainer:
         return engines, executor
 
     def _step(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
-        with recorder.phase("rollout"):
+        with recorder.phase("generation"):
             groups = executor.next_batch()
         if groups is None:
             raise RuntimeError(f"the prompts ended before step {step}")
         batch = to_batch(groups)
-        recorder.figures("rollout", rollout_figures(groups, batch, self.version))
-        recorder.samples(groups)
+        recorder.figures(rollout_figures(groups, batch, self.version))
+        recorder.samples(step, groups)
+        recorder.tokens(batch.input_ids.numel())
         self._add_log_probs(batch, engines, recorder)
         with recorder.phase("update"):
             batch.tokens["advantages"] = compute_advantages(batch, self._advantages)
-            recorder.figures("train", engines.actor.update(batch, self._loss, self.config.actor))
+            recorder.figures(engines.actor.update(batch, self._loss, self.config.actor), "actor/")
         with recorder.phase("weights"):
             executor.pause()
             self.version += 1
             executor.update_weights(engines.actor.weights(), self.version)
         self._save_and_evaluate(step, engines, executor, recorder)
-        recorder.tokens(batch.input_ids.numel(), int((batch.tokens["loss_mask"] != 0).sum()))
         executor.resume()
 
     def _add_log_probs(self, batch: PackedBatch, engines: Engines, recorder: RunRecorder) -> None:
@@ -138,21 +144,10 @@ class RLTrainer:
         if engines.reference is not None:
             with recorder.phase("reference"):
                 batch.tokens["ref_log_probs"] = engines.reference.log_probs(batch, temperature)
-        if not needs_proximal(self.config.actor):
-            return
-        with recorder.phase("log_probs"):
-            proximal, entropy = engines.actor.log_probs_and_entropy(batch, temperature)
-        batch.tokens["prox_log_probs"] = proximal
-        drawn = batch.tokens["loss_mask"] != 0
-        difference = (proximal - batch.tokens["old_log_probs"])[drawn].abs()
-        recorder.figures(
-            "policy",
-            {
-                "entropy": float(entropy[drawn].mean()),
-                "log_prob_difference_mean": float(difference.mean()),
-                "log_prob_difference_max": float(difference.max()),
-            },
-        )
+        if self._loss.use_decoupled_loss or self._loss.recompute_log_probs:
+            with recorder.phase("log_probs"):
+                batch.tokens["prox_log_probs"] = engines.actor.log_probs(batch, temperature)
+            recorder.figures(log_prob_figures(batch))
 
     def _save_and_evaluate(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
         last = step == self.job.total_steps
@@ -164,11 +159,11 @@ class RLTrainer:
         if rows is None or self.config.valid_dataset is None:
             return
         if self._evaluator.due(step, per_epoch) or (last and self._evaluator.active):
-            with recorder.phase("evaluate"):
+            with recorder.phase("evaluation"):
                 found = evaluate(
                     self.config, rows, self.job.tokenizer, executor.replicas, engines.rewards, self._decode
                 )
-            recorder.figures("evaluation", found)
+            recorder.figures(found, "evaluation/")
 
     def _sampling(self, prompt: Prompt, sample: int) -> SamplingParams:
         seed = sample_seed(self.config.seed, "rollout", prompt.index, sample)

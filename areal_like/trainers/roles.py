@@ -70,22 +70,11 @@ class Reference:
 
     def log_probs(self, batch: PackedBatch, temperature: float) -> Tensor:
         """Log-probability of each token, `[tokens]`, as `TokenOutputs.log_probs`."""
-        return self._forward(batch, temperature, entropy=False)["log_probs"]
-
-    def log_probs_and_entropy(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """The same with the entropy of the distribution that each token was drawn from, in nats."""
-        outputs = self._forward(batch, temperature, entropy=True)
-        return outputs["log_probs"], outputs["entropy"]
-
-    def _forward(self, batch: PackedBatch, temperature: float, entropy: bool) -> dict[str, Tensor]:
-        inputs = PackedBatch(batch.input_ids, batch.cu_seqlens)
-        dispatch = scatter(inputs, self.mesh)
+        dispatch = scatter(PackedBatch(batch.input_ids, batch.cu_seqlens), self.mesh)
         per_rank = [(shard,) for shard in dispatch.shards]
-        outputs = self.workers.call_each("forward", per_rank, temperature=temperature, entropy=entropy)
-        collected: dict[str, Tensor] = dispatch.collect(
-            [{"log_probs": output.log_probs, "entropy": output.entropy} for output in outputs]
-        )
-        return collected
+        outputs = self.workers.call_each("forward", per_rank, temperature=temperature)
+        log_probs: Tensor = dispatch.collect([output.log_probs for output in outputs])
+        return log_probs
 
 
 class Actor(Reference):

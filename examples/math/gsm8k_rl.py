@@ -8,8 +8,9 @@ import sys
 from areal_like.alloc import DiagnosticError
 from areal_like.config import load_config
 from areal_like.data.datasets import load_rows
-from areal_like.data.rewards import default_reward, get_reward
+from areal_like.data.rewards import RewardError, default_reward, get_reward
 from areal_like.data.rows import Asker
+from areal_like.runtime.local import WorkerError
 from areal_like.trainers.rl import RLTrainer
 
 
@@ -28,9 +29,9 @@ def main() -> int:
         reward = get_reward(default_reward(config.train_dataset.path))
         with RLTrainer(config, rows, reward, valid_rows) as trainer:
             trainer.train()
-    except DiagnosticError as error:
+    except (DiagnosticError, RewardError, WorkerError) as error:  # they say everything that is to be said
         print(error, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, DiagnosticError) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -22,15 +22,15 @@ def run(config, rows):
 
 def test_the_reward_rises_and_another_layout_takes_the_same_first_step(configure, rows, tmp_path):
     steps = run(configure(*ON_REAL_ENGINES, "saver.freq_epochs=1"), rows)
-    rewards = [s["rollout/reward_mean"] for s in steps]
+    rewards = [s["reward/mean"] for s in steps]
     assert sum(rewards[-2:]) / 2 > rewards[0] + 0.3
     # on-policy: what Megatron computes is what Transformers drew with, whatever the weights have become
-    assert all(s["policy/log_prob_difference_max"] < 1e-3 for s in steps)
+    assert all(s["rollout/log_prob_difference_max"] < 1e-3 for s in steps)
 
     other = configure(*ON_REAL_ENGINES, "total_train_steps=1", "trial_name=d2", "actor.backend=megatron:d2")
     first = run(other, rows)[0]
-    assert first["rollout/reward_mean"] == rewards[0]
-    for name in ("train/loss", "train/grad_norm"):
+    assert first["reward/mean"] == rewards[0]
+    for name in ("actor/loss", "actor/grad_norm"):
         assert first[name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-7)
 
     folder = tmp_path / "runs" / "toy" / "t" / "checkpoints" / "step-000008"
