@@ -22,13 +22,20 @@ for metadata in "$environment"/lib/python3.12/site-packages/*.dist-info; do
     fi
 done
 
-if ! { "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' && "$python" -m pip --version; } >/dev/null 2>&1; then
+# A python in .venv without pyvenv.cfg beside it, which an interrupted venv leaves, is the one it was made with: there
+# nothing may be installed. Hence the look at sys.prefix here, and --require-virtualenv below.
+usable() {
+    "$python" -c 'import os, sys; sys.exit(sys.version_info[:2] != (3, 12) or not os.path.samefile(sys.prefix, ".venv"))' &&
+        "$python" -m pip --version
+}
+
+if ! usable >/dev/null 2>&1; then
     base=$("$here/find_python.sh")
     echo "making $environment with $base"
     "$base" -m venv --clear "$environment"
 fi
 
-options=(--disable-pip-version-check --no-input)
+options=(--require-virtualenv --disable-pip-version-check --no-input)
 [ -t 1 ] || options+=(--quiet --progress-bar off)
 pip() { "$python" -m pip "$@" "${options[@]}"; }
 
