@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import transformers
@@ -25,7 +26,6 @@ from transformers import (
     AutoTokenizer,
     ContinuousBatchingConfig,
     GenerationConfig,
-    PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -49,7 +49,7 @@ class Lengths(StoppingCriteria):
 
 
 @torch.inference_mode()
-def generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+def generate(model: Any, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
     """`model.generate` on the left-padded batch; scores kept for the log-probabilities."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
@@ -69,7 +69,7 @@ def generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int
     return [row[longest : longest + n].tolist() for row, n in zip(output.sequences, lengths, strict=True)]
 
 
-def continuous_batching(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+def continuous_batching(model: Any, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
     """Transformers' paged cache and scheduler, blocks of shared prompts shared."""
     generation = GenerationConfig(do_sample=False, max_new_tokens=max(lengths), eos_token_id=-1, pad_token_id=0)
     config = ContinuousBatchingConfig(block_size=32, num_blocks=512, max_batch_tokens=512, return_logprobs=True)
@@ -106,7 +106,7 @@ def ways(folder: str) -> dict[str, Way]:
     plain.end_ids = frozenset()
     assert plain.model is not None
     plain.model.set_attn_implementation("sdpa")
-    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
     return {
         "transformers generate": partial(generate, theirs),
         "transformers continuous batching": partial(continuous_batching, theirs),
@@ -127,10 +127,10 @@ def main() -> int:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 
     folder = str(resolve_model(arguments.model))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     chats = [[{"role": "user", "content": f"What is {i} + {i + 1}? " + "Explain. " * i}] for i in range(8)]
     encoded = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=True)
-    prompts = [prompt for prompt in encoded["input_ids"] for _ in range(8)]
+    prompts: list[list[int]] = [prompt for prompt in encoded["input_ids"] for _ in range(8)]
     draw = random.Random(0)
     mixes = {"16 tokens": [16] * 64, "16 to 128 tokens": [draw.randint(16, 128) for _ in prompts]}
 
