@@ -88,7 +88,7 @@ class RankProcess:
             "interrupt": interrupt_descriptor,
         }
         try:
-            with spec.log.open("ab") as log:
+            with spec.log.open("wb") as log:
                 # A session of its own: Ctrl-C at the terminal reaches the driver alone, and a rank can be ended with
                 # whatever it started.
                 self.process = subprocess.Popen(

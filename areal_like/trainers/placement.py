@@ -51,7 +51,7 @@ def place(config: RLConfig, *, cores: int | None = None, gpus: int | None = None
     Raises:
         DiagnosticError: no GPU for device cuda, or fewer than a layout needs.
     """
-    cores = cores or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _usable_cores() if cores is None else cores
     gpus = _visible_gpus(config) if gpus is None else gpus
     device = "cuda" if config.device == "cuda" or (config.device == "auto" and gpus > 0) else "cpu"
     if device == "cuda" and gpus == 0:
@@ -80,6 +80,12 @@ def place(config: RLConfig, *, cores: int | None = None, gpus: int | None = None
         reference=None if reference is None else Seat(reference, _threads(share, reference)),
         reward_workers=min(8, max(1, cores // 4)),
     )
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _threads(cores: int, allocation: ModelAllocation) -> int:

@@ -199,6 +199,19 @@ def test_failures_while_starting():
         WorkerGroup.start("host", "runtime_hosts:Host", {"hang_on": 1}, 2, setup_timeout=4)
 
 
+def test_calls_wait_in_line_behind_a_start_that_is_not_waited_for():
+    started = time.monotonic()
+    made = WorkerGroup.start("host", "runtime_hosts:Host", {}, 1, wait=False)
+    assert time.monotonic() - started < 1.0  # the process still imports torch
+    with made:
+        pending = made.submit("hello")
+        assert not pending.done() and pending.result(60)[0][0] == "hello"
+    broken = WorkerGroup.start("host", "runtime_hosts:Host", {"fail_on": 0}, 1, wait=False)
+    with pytest.raises(WorkerError, match="setup: KeyError"):
+        broken.call("hello")
+    broken.close()
+
+
 def test_too_few_gpus_is_said_before_a_process_starts(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     with pytest.raises(ValueError, match="needs GPUs 1 to 2, but CUDA_VISIBLE_DEVICES=3,5 has 2"):
@@ -243,8 +256,7 @@ def test_close_of_a_busy_group_takes_what_it_started_along():
 DRIVER = """
     import sys, time
     sys.path.insert(0, {here!r})
-    from areal_like.alloc import DiagnosticError
-from areal_like.runtime.local import WorkerGroup
+    from areal_like.runtime.local import WorkerGroup
     group = WorkerGroup.start("host", "runtime_hosts:Host", {{}}, 2)
     group.call("join")
     busy = group.submit("sleep", 600) if {busy} else None
