@@ -70,10 +70,6 @@ class RolloutExecutor:
         slots = -(-admission.max_concurrent * n_samples // workers.world_size)
         self.replicas = Replicas(workers, max_requests=slots, on_finished=self._sample_ended, on_error=self._fail)
 
-    @property
-    def version(self) -> int:
-        return self._admission.version
-
     def start(self) -> None:
         """Begin to generate with the weights that the rollout engine has."""
         with self._changed:
