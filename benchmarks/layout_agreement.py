@@ -1,11 +1,11 @@
-"""Does the first step depend on the layout? One set of rollouts, one update under each layout, figures beside each other.
+"""Does the first step depend on the layout? One set of rollouts, one update under each layout, figures compared.
 
     python benchmarks/layout_agreement.py [--config FILE] [--layouts A B ...] [--compare device:dtype ...] [--json FILE]
 
-Answers are drawn once by the embedded engine; then, for each layout, the actor of the configuration is started, computes
-the log-probabilities before the update, and makes the first optimizer step. `--compare cuda:bfloat16` adds the first
-layout on another device or in another dtype. Exits with 1 when a figure differs from the first layout's by more than the
-tolerance: a relative 1e-4 in float32 on one device, 2e-2 in bfloat16.
+Answers are drawn once by the embedded engine; then, for each layout, the actor of the configuration is started,
+computes the log-probabilities before the update, and makes the first optimizer step. `--compare cuda:bfloat16` adds the
+first layout on another device or in another dtype. Exits with 1 when a figure differs from the first layout's by more
+than the tolerance: a relative 1e-4 in float32 on one device, 2e-2 in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.algorithms import compute_advantages
+from areal_like.algorithms.settings import advantage_settings, policy_loss
 from areal_like.alloc import ModelAllocation
 from areal_like.config import RLConfig, load_config
 from areal_like.data.batch import PackedBatch
@@ -31,7 +32,7 @@ from areal_like.data.rows import Asker
 from areal_like.engines.base import GenerationRequest
 from areal_like.engines.huggingface.engine import HuggingFaceEngine
 from areal_like.trainers.roles import Actor
-from areal_like.trainers.settings import advantage_settings, policy_loss, sample_seed, sampling_params
+from areal_like.trainers.sampling import sample_seed, sampling_params
 from areal_like.trainers.startup import prepare
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -47,10 +48,11 @@ def main() -> int:
     arguments = parser.parse_args()
     base = load_config(arguments.config)
     batch = draw(base)
-    print(f"{len(batch)} answers, {batch.input_ids.numel()} tokens, mean reward {float(batch.sequences['rewards'].mean()):.3f}")
+    reward = float(batch.sequences["rewards"].mean())
+    print(f"{len(batch)} answers, {batch.input_ids.numel()} tokens, mean reward {reward:.3f}")
     runs = [(layout, base.device, base.actor.dtype) for layout in arguments.layouts]
     runs += [(arguments.layouts[0], *other.split(":")) for other in arguments.compare]
-    print(f"{'layout':<20} {'device':<6} {'dtype':<9} {'loss':>13} {'grad norm':>12} {'logp rms':>9} {'worst rel.':>10} {'s':>6}")
+    print("layout               device dtype              loss    grad norm  logp rms worst rel.      s")
     results: list[dict[str, Any]] = []
     for layout, device, dtype in runs:
         results.append(first_step(arguments.config, layout, device, dtype, batch))
@@ -109,6 +111,7 @@ def first_step(file: str, layout: str, device: str, dtype: str, batch: PackedBat
     start = time.monotonic()
     job = prepare(config, rows, None)
     seat, section = job.placement.actor, job.config.actor
+    settings = advantage_settings(section, n_samples=config.gconfig.n_samples)
     log_dir = Path(tempfile.mkdtemp(prefix="areal-like-agreement-"))
     common: dict[str, Any] = {"device": job.placement.device, "seed": config.seed, "log_dir": log_dir}
     actor = Actor("actor", section, seat, total_steps=job.total_steps, **common)
@@ -116,7 +119,7 @@ def first_step(file: str, layout: str, device: str, dtype: str, batch: PackedBat
         actor.wait_until_ready(timeout=600)
         batch = batch.select(range(len(batch)))
         batch.tokens["prox_log_probs"] = actor.log_probs(batch, section.temperature)
-        batch.tokens["advantages"] = compute_advantages(batch, advantage_settings(section))
+        batch.tokens["advantages"] = compute_advantages(batch, settings)
         figures = actor.update(batch, policy_loss(section), section)
     drawn = batch.tokens["loss_mask"] != 0
     difference = (batch.tokens["prox_log_probs"] - batch.tokens["old_log_probs"])[drawn]

@@ -3,10 +3,11 @@
     python benchmarks/train_step.py --reference reference_loop.py [--model dense|moe] [--json FILE]
 
 The reference is a script that prints one JSON line with `tok_s_gpu`, `tflops_gpu` and `peak_gib` (a plain loop over
-Megatron-Core with TransformerEngine and fused cross-entropy on packed micro-batches). The engine does what reinforcement
-learning needs: log-probabilities from the logits, the clipped policy loss, clipping, the optimizer. Both train the same
-shape (dense: Qwen2.5-1.5B; moe: 8 layers of Qwen3-30B-A3B) on four micro-batches of 16,384 tokens in sequences of 1,024;
-FLOPs are counted with the same formula. Figures of different runs are not comparable: only the ratio is a result.
+Megatron-Core with TransformerEngine and fused cross-entropy on packed micro-batches). The engine does what
+reinforcement learning needs: log-probabilities from the logits, the clipped policy loss, gradient clipping, the
+optimizer. Both train one shape (dense: Qwen2.5-1.5B; moe: 8 layers of Qwen3-30B-A3B) on four micro-batches of 16,384
+tokens in sequences of 1,024; FLOPs are counted alike. Figures of different runs are not comparable: only the ratio is a
+result.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-COMMON = {
-    "vocab_size": 151936,
+VOCABULARY = 151936
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
@@ -121,9 +123,7 @@ def run_engine(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def _engine(a: argparse.Namespace, folder: str, out: Path) -> None:
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", AREAL_LIKE_INIT_METHOD=f"file://{folder}/rendezvous"
-    )
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", AREAL_LIKE_INIT_METHOD=f"file://{folder}/rendezvous")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     from areal_like.algorithms import GRPOLoss
     from areal_like.alloc import ModelAllocation
@@ -179,7 +179,7 @@ def _batch(a: argparse.Namespace) -> Any:
 
     count = a.micro * a.tokens // a.seq
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, COMMON["vocab_size"], (count * a.seq,), generator=generator)
+    tokens = torch.randint(0, VOCABULARY, (count * a.seq,), generator=generator)
     mask = torch.ones(count, a.seq)
     mask[:, 0] = 0.0
     noise = torch.randn(count * a.seq, generator=generator)

@@ -34,7 +34,9 @@ class PackedBatch:
         if self.cu_seqlens.ndim != 1 or self.cu_seqlens.numel() < 1 or int(self.cu_seqlens[0]) != 0:
             raise ValueError("cu_seqlens must be one-dimensional and start at 0")
         if int(self.cu_seqlens[-1]) != self.input_ids.numel():
-            raise ValueError(f"cu_seqlens ends at {int(self.cu_seqlens[-1])} but there are {self.input_ids.numel()} tokens")
+            raise ValueError(
+                f"cu_seqlens ends at {int(self.cu_seqlens[-1])} but there are {self.input_ids.numel()} tokens"
+            )
         for name, value in self.tokens.items():
             if value.shape[:1] != self.input_ids.shape:
                 raise ValueError(f"token field {name!r} has {tuple(value.shape)} for {self.input_ids.numel()} tokens")

@@ -35,7 +35,7 @@ class TokenOutputs:
 
     Attributes:
         log_probs: `[tokens]`, log-probability of each token given its predecessors; 0 at the first of a sequence.
-        entropy: `[tokens]`, entropy in nats of the distribution that each token was drawn from; None unless asked for.
+        entropy: `[tokens]`, entropy in nats of the distribution each token was drawn from; None unless asked for.
     """
 
     log_probs: Tensor
@@ -45,7 +45,7 @@ class TokenOutputs:
 class Loss(Protocol):
     """A loss over tokens, picklable, without parallelism in it: it sees whole sequences of one micro-batch.
 
-    The engine divides the summed loss by the summed `weight` of the *global* batch (all micro-batches, all data-parallel
+    The engine divides the summed loss by the summed `weight` of the *global* batch (all micro-batches and data-parallel
     ranks), so the result does not depend on the layout.
     """
 
@@ -61,7 +61,7 @@ class Loss(Protocol):
         """The number that this batch adds to the denominator (usually its loss tokens); a scalar."""
 
     def __call__(self, outputs: TokenOutputs, batch: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss summed (a scalar with gradient) and figures, each a sum that the engine divides by the same weight."""
+        """The summed loss (a scalar with gradient) and figures, sums that the engine divides by the weight too."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,6 @@ class InferenceEngine(Protocol):
         """Replace some weights. Unknown names, missing shapes: ValueError naming the tensor."""
 
     def finish_update(self, version: int) -> None:
-        """All buckets of an update have come: from now on tokens carry `version`. ValueError when a weight was missing."""
+        """All buckets of an update have come: tokens carry `version` from now on. ValueError: a weight is missing."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Whether an engine of this version can cut this model (AL2, AL3). Each rule looks at one thing and yields what is wrong with it."""
+"""Whether an engine of this version can cut this model (AL2, AL3); each rule looks at one thing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def architecture(allocation: ModelAllocation, spec: ModelSpec) -> Iterator[Probl
     for feature in spec.unsupported:
         yield Problem("AL302", f"the checkpoint uses {feature}, which is not supported", "choose another model")
     if spec.rope_scaling != "default":
-        message = f"the checkpoint scales rotary positions ({spec.rope_scaling!r}), which bridge_type mbridge computes wrongly"
+        message = f"the checkpoint scales rotary positions ({spec.rope_scaling!r}); bridge_type mbridge ignores how"
         yield Problem("AL302", message, "choose a checkpoint without rope scaling")
 
 

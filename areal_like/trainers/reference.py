@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ class ReferenceModel:
 
     def __init__(self, path: Path, optimizer: OptimizerConfig, *, dtype: torch.dtype, device: str) -> None:
         self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(self.device)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device=str(self.device))
         self.clip = optimizer.gradient_clipping
         # AdamW keeps float32 copies of lower-precision weights, as mixed-precision training does.
         self.master = {n: p.detach().float().clone().requires_grad_(True) for n, p in self.model.named_parameters()}
@@ -45,9 +46,7 @@ class ReferenceModel:
         weight = float(batch.tokens["loss_mask"].sum())
         total = 0.0
         self.model.zero_grad()
-        rows = zip(
-            batch.split_tokens(batch.input_ids), batch.split_tokens(batch.tokens["loss_mask"]), strict=True
-        )
+        rows = zip(batch.split_tokens(batch.input_ids), batch.split_tokens(batch.tokens["loss_mask"]), strict=True)
         for ids, mask in rows:
             log_probs = self._sequence_logits(ids)[:-1].log_softmax(-1)
             chosen = log_probs.gather(1, ids[1:, None].to(self.device))[:, 0]

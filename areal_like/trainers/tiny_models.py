@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -23,7 +24,7 @@ def make_tiny_model(name: str, allocation: ModelAllocation, folder: Path, *, dty
     """
     heads = 2 * allocation.tp
     layers = max(4, 2 * allocation.pp)
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": 131,
         "hidden_size": 64,
         "intermediate_size": 32 * allocation.tp,
@@ -35,6 +36,7 @@ def make_tiny_model(name: str, allocation: ModelAllocation, folder: Path, *, dty
         "initializer_range": 0.1,
     }
     torch.manual_seed(0)
+    model: Any
     if name == "tiny-dense":
         model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True))
     else:

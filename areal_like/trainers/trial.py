@@ -9,7 +9,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 
@@ -45,7 +45,8 @@ TOLERANCES = {
     "float32": Tolerance(logits=1e-4, loss=1e-4, grad_norm=1e-4, weights=1e-4),
     # bfloat16 has 8 significant bits. The reference runs in bfloat16 too and sums in another order: a logit of size 4
     # differs by a few units in its last place (2**-6), and a weight of size 0.3 by one or two (2**-9) after a step.
-    "bfloat16": Tolerance(logits=0.25, loss=1e-2, grad_norm=5e-2, weights=1e-2),
+    # With experts, a token whose router scores nearly tie goes to another one: single logits differ much.
+    "bfloat16": Tolerance(logits=1.0, loss=2e-3, grad_norm=2e-2, weights=1e-2),
 }
 
 
@@ -86,8 +87,9 @@ class TrialReport:
     @property
     def failures(self) -> list[str]:
         """What is out of tolerance, in words; empty when the trial passed."""
-        found = [f"exported weights are not bit-equal: {', '.join(self.export_differs[:3])}"] if self.export_differs else []
-        limits = self.tolerance
+        found, limits = [], self.tolerance
+        if self.export_differs:
+            found.append(f"exported weights are not bit-equal: {', '.join(self.export_differs[:3])}")
         for s in self.steps:
             for name, value, limit in (
                 ("logits", s.logits, limits.logits),
@@ -117,8 +119,9 @@ class TrialReport:
             "step       loss   |dloss|/loss   grad norm   |dnorm|/norm   |dlogits|   |dweights|   micro   tokens/s",
         ]
         lines += [
-            f"{s.step:>4} {s.loss:>10.6f} {s.loss_difference:>14.1e} {s.grad_norm:>11.5f} {s.grad_norm_difference:>14.1e}"
-            f" {s.logits:>11.1e} {s.weights:>12.1e} {s.micro_batches:>7} {s.tokens_per_second:>10.0f}"
+            f"{s.step:>4} {s.loss:>10.6f} {s.loss_difference:>14.1e} {s.grad_norm:>11.5f} "
+            f"{s.grad_norm_difference:>14.1e} {s.logits:>11.1e} "
+            f"{s.weights:>12.1e} {s.micro_batches:>7} {s.tokens_per_second:>10.0f}"
             for s in self.steps
         ]
         lines += [f"FAIL {failure}" for failure in self.failures] or ["PASS within tolerance of Transformers and AdamW"]
@@ -170,10 +173,10 @@ def _compare(
     config = TrainEngineConfig(
         backend=str(allocation),
         path=str(path),
-        dtype=dtype,
+        dtype=cast(Literal["float32", "bfloat16"], dtype),
         mb_spec=MicroBatchConfig(max_tokens_per_mb=96),
         optimizer=OPTIMIZER,
-        megatron=MegatronConfig(bridge_type=bridge),
+        megatron=MegatronConfig(bridge_type=cast(Literal["mbridge"], bridge)),
     )
     start = time.monotonic()
     group = WorkerGroup.start(

@@ -7,10 +7,12 @@ A packed micro-batch travels through the model as one row `[tokens, 1, hidden]`,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -36,7 +38,7 @@ class DocumentGroups:
     @classmethod
     def of(cls, cu_seqlens: Tensor) -> DocumentGroups:
         bounds = cu_seqlens.tolist()
-        documents = sorted(((end - start, start) for start, end in zip(bounds, bounds[1:], strict=False)), reverse=True)
+        documents = sorted(((end - start, start) for start, end in pairwise(bounds)), reverse=True)
         documents = [d for d in documents if d[0] > 0]
         groups: list[list[tuple[int, int]]] = []
         for length, start in documents:
@@ -137,7 +139,7 @@ class PackedAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """`query` `[tokens, 1, heads/tp, head_dim]`, `key` and `value` with KV heads; returns `[tokens, 1, width/tp]`."""
+        """`query` `[tokens, 1, heads/tp, head_dim]`, `key`, `value` with KV heads; returns `[tokens, 1, width/tp]`."""
         if not isinstance(packed_seq_params, LocalPackedSeqParams):
             raise TypeError("PackedAttention needs the LocalPackedSeqParams of the micro-batch")
         groups = packed_seq_params.groups
@@ -168,7 +170,7 @@ class PackedRotaryEmbedding(torch.nn.Module):
     the positions of the micro-batch are taken from the first question.
     """
 
-    def __init__(self, inner: torch.nn.Module) -> None:
+    def __init__(self, inner: RotaryEmbedding) -> None:
         super().__init__()
         self.inner = inner
         self._positions: Tensor | None = None
@@ -189,8 +191,9 @@ class PackedRotaryEmbedding(torch.nn.Module):
 
     def forward(self, max_seq_len: int, **kwargs: Any) -> Tensor:
         """`[tokens, 1, 1, rotary_dim]`."""
-        table = self.inner.get_emb(max_seq_len, 0)
-        assert self._positions is not None
+        if self._positions is None:
+            raise RuntimeError("get_rotary_seq_len comes first")
+        table: Tensor = self.inner.get_emb(max_seq_len, 0)
         return table.index_select(0, self._positions)
 
 

@@ -1,8 +1,8 @@
 """Lets Megatron-Core run where there is no CUDA: gloo, real processes, the same code path.
 
 Megatron-Core reaches for CUDA by name: it asks `torch.cuda` for the current device, makes tensors on "cuda", keeps
-streams and CUDA random states, and compares `Tensor.type()` with "torch.cuda.FloatTensor". Instead of patching torch for
-the whole process, every `megatron.core` module gets its own view of torch (`_CpuTorch`) in which those few names
+streams and CUDA random states, and compares `Tensor.type()` with "torch.cuda.FloatTensor". Instead of patching torch
+for the whole process, every `megatron.core` module gets its own view of torch (`_CpuTorch`) in which those few names
 mean the CPU; everything else is torch itself. Only what hangs off tensors and modules (`.cuda()`, `.type()`) has to be
 changed on torch's own classes, and there it only replaces calls that would raise without CUDA.
 
@@ -111,7 +111,7 @@ def _on_cpu(factory: Any) -> Any:
 
 
 class _GlooDistributed(types.ModuleType):
-    """`torch.distributed` with the two uneven collectives that gloo lacks (experts with tensor parallelism use them)."""
+    """`torch.distributed` with the two uneven collectives that gloo lacks; experts with tensor parallelism use them."""
 
     def __init__(self) -> None:
         super().__init__("torch.distributed (gloo)")
@@ -225,12 +225,12 @@ def _patch_random_states() -> None:
 
 
 def _patch_moe() -> None:
-    """The all-to-all dispatcher turns its split sizes into lists only after a copy from CUDA; here they stay tensors."""
+    """The all-to-all dispatcher makes its split sizes numpy arrays only when it copies them from CUDA."""
     dispatcher = sys.modules.get("megatron.core.transformer.moe.token_dispatcher")
     if dispatcher is None:
         return
 
-    def to_list(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    def to_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         return tensor.detach().numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
-    dispatcher.maybe_move_tensor_to_cpu = to_list  # type: ignore[attr-defined]
+    dispatcher.maybe_move_tensor_to_cpu = to_numpy  # type: ignore[attr-defined]

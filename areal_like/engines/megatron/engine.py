@@ -61,6 +61,9 @@ class MegatronEngine:
         if self.device_type == "cpu":
             cpu.install()
         else:
+            if self.dtype is torch.float32:
+                # float32 was asked for: TensorFloat-32, TransformerEngine's default, keeps 10 bits of the mantissa.
+                os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
         _start_world(self.device_type)

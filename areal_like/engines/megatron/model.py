@@ -87,7 +87,7 @@ def build_chunks(
 
 
 def _use_own_modules(block: TransformerBlockSubmodules) -> None:
-    """Put our norm and attention where Megatron's local layers have ones that refuse packing and sequence parallelism."""
+    """Our norm and attention for Megatron's local ones, which refuse packing and sequence parallelism."""
     block.layer_norm = RMSNorm
     for layer in block.layer_specs:
         parts = layer.submodules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,19 +22,21 @@ from areal_like.engines.megatron.process_groups import ModelGroups
 __all__ = ["ModelPasses"]
 
 
+def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor | None, **kwargs: Any) -> None:
+    finalize_model_grads(model, None, **kwargs)
+
+
 class ModelPasses:
     """What runs micro-batches through the chunks of one model."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module], groups: ModelGroups, *, vocab_size: int) -> None:
         self.chunks, self.groups, self.vocab_size = list(chunks), groups, vocab_size
-        self.config = self.chunks[0].config
+        self.config = cast(Any, self.chunks[0].config)
         pp = groups.mesh.size("pp")
         self._schedule = get_forward_backward_func(pp_size=pp, vp_size=None)
         self._communicator = P2PCommunicator(pp_group=groups.collection.pp, config=self.config) if pp > 1 else None
         # The loss is already divided by the weight of the global batch: gradients are summed and not rescaled.
-        self.config.finalize_model_grads_func = lambda model, num_tokens, **kwargs: finalize_model_grads(
-            model, None, **kwargs
-        )
+        self.config.finalize_model_grads_func = _finalize_without_scaling
 
     def gradients(self, micro_batches: list[MicroBatch], loss: Loss) -> dict[str, float]:
         """Accumulate the gradients of the loss over the global batch.
@@ -120,10 +122,10 @@ class ModelPasses:
         outputs = self._token_outputs(micro_batch, logits, loss.temperature, loss.needs_entropy)
         if len(micro_batch.batch) == 0:
             # Another rank needs more micro-batches: take part in the communication, contribute nothing.
-            total, figures = outputs.log_probs.sum(), {}
+            total, reported = outputs.log_probs.sum(), dict[str, Tensor]()
         else:
-            total, figures = loss(outputs, micro_batch.batch)
-        figures = {"loss": total.detach(), **figures}
+            total, reported = loss(outputs, micro_batch.batch)
+        figures = {"loss": total.detach(), **reported}
         return total / weight, torch.ones((), dtype=torch.int), {k: v.detach() / weight for k, v in figures.items()}
 
     def _read_tokens(

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,8 +31,8 @@ def stream_weights(
 ) -> Iterator[WeightBucket]:
     """All weights under their Hugging Face names, on the CPU, on rank 0; other ranks yield nothing. Collective.
 
-    Stage after stage: the ranks of a stage put their shards together, and one of them hands the buckets to rank 0. At no
-    time does a rank hold more than one bucket beside its own weights.
+    Stage after stage: the ranks of a stage put their shards together, and one of them hands the buckets to rank 0. At
+    no time does a rank hold more than one bucket beside its own weights.
     """
     mesh, rank = groups.mesh, groups.rank
     mine = mesh.coordinates(rank).pp
@@ -73,7 +74,7 @@ def _send(bucket: dict[str, Tensor] | None) -> None:
 
 
 def _receive(sender: int) -> dict[str, Tensor] | None:
-    box: list = [None]
+    box: list[Any] = [None]
     dist.recv_object_list(box, src=sender, device=torch.device("cpu"))
     if box[0] is None:
         return None
@@ -88,7 +89,7 @@ def _receive(sender: int) -> dict[str, Tensor] | None:
 def save_hugging_face_folder(buckets: Iterator[WeightBucket], source: Path, target: Path) -> None:
     """Write the stream as a Hugging Face folder, with the configuration and tokenizer files of `source`.
 
-    Everything goes into a temporary folder beside `target`, which is renamed at the end: a full disk or a killed process
+    Everything goes into a temporary folder beside `target`, renamed at the end: a full disk or a killed process
     leaves nothing under the final name. An older folder of that name is replaced. Called on every rank; rank 0 writes.
 
     Raises:
