@@ -22,7 +22,8 @@ class ReferenceModel:
 
     def __init__(self, path: Path, optimizer: OptimizerConfig, *, dtype: torch.dtype, device: str) -> None:
         self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device=str(self.device))
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        self.model = model.to(self.device)
         self.clip = optimizer.gradient_clipping
         # AdamW keeps float32 copies of lower-precision weights, as mixed-precision training does.
         self.master = {n: p.detach().float().clone().requires_grad_(True) for n, p in self.model.named_parameters()}
