@@ -120,7 +120,7 @@ class HuggingFaceEngine:
 
         Raises:
             ValueError: an unknown or repeated name, another shape, a tied weight that differs; nothing of the bucket
-                has been taken, except of tied weights.
+                has been taken, and the engine does not generate until a complete update has come.
         """
         self._loaded()
         self.updates.take(bucket)
