@@ -19,6 +19,7 @@ import areal_like
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DECLARED = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
 BROUGHT_IN = {
+    "filelock": "torch",
     "huggingface-hub": "transformers",
     "jinja2": "torch",
     "pyarrow": "datasets",
@@ -74,11 +75,14 @@ def third_party_imports() -> set[str]:
 
 def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     by_module = packages_distributions()
-    used = set()
-    for name in third_party_imports():
+    used, undeclared = set(), []
+    for name in sorted(third_party_imports()):
         distributions = {d.lower().replace("_", "-") for d in by_module.get(name, ())}
-        assert distributions & (DECLARED | set(BROUGHT_IN)), f"{name} is imported and not declared"
         used |= distributions
+        if not distributions & (DECLARED | set(BROUGHT_IN)):
+            undeclared.append(name)
+    assert undeclared == [], "imported and not declared"
+    assert set(BROUGHT_IN) <= used, "no longer imported"
     assert DECLARED - used - set(NOT_IMPORTED) == set(), "declared and not imported"
 
 
