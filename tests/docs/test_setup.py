@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -117,7 +118,10 @@ def test_every_dependency_is_pinned_and_the_pins_are_what_is_installed() -> None
     printed = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "pins.py")], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert printed == (ROOT / "constraints.txt").read_text(), "run `make pins`"
+    here, pinned = set(printed.splitlines()), set((ROOT / "constraints.txt").read_text().splitlines())
+    assert here <= pinned, "run `make pins`"
+    if sys.platform == "linux" and platform.machine() == "x86_64":  # elsewhere torch brings no CUDA libraries
+        assert here == pinned, "run `make pins`"
 
 
 def test_ci_runs_make_test() -> None:
