@@ -19,7 +19,12 @@ from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
 from areal_like.engines.megatron import cpu
 from areal_like.engines.megatron.bridges.mbridge import MBridge
 from areal_like.engines.megatron.micro_batches import MicroBatch, make_micro_batches
-from areal_like.engines.megatron.optimizer import create_optimizer, create_schedule, wrap_for_data_parallel
+from areal_like.engines.megatron.optimizer import (
+    create_optimizer,
+    create_schedule,
+    shards_optimizer,
+    wrap_for_data_parallel,
+)
 from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
@@ -111,7 +116,8 @@ class MegatronEngine:
             self.passes = ModelPasses(self.modules, self.groups, vocab_size=self.bridge.vocab_size)
             return
         ddp = self.config.megatron.ddp
-        self.chunks = wrap_for_data_parallel(self.modules, ddp, self.groups)
+        distributed = shards_optimizer(ddp, self.config.optimizer)
+        self.chunks = wrap_for_data_parallel(self.modules, ddp, self.groups, distributed=distributed)
         for chunk in self.chunks:
             chunk.broadcast_params()
         self.optimizer = create_optimizer(
@@ -119,7 +125,7 @@ class MegatronEngine:
             self.config.optimizer,
             self.groups,
             dtype=self.dtype,
-            distributed=ddp.use_distributed_optimizer,
+            distributed=distributed,
         )
         self.schedule = create_schedule(self.optimizer, self.config.optimizer, self.total_steps)
         self.passes = ModelPasses(self.chunks, self.groups, vocab_size=self.bridge.vocab_size)
@@ -162,9 +168,11 @@ class MegatronEngine:
         return self.passes.logits(self._micro_batches(batch), batch=batch)
 
     def weights(self) -> Iterator[WeightBucket]:
+        self._gather_parameters()
         return stream_weights(self.bridge, self.modules, self.groups)
 
     def load(self, path: str | Path) -> None:
+        self._gather_parameters()  # or a gather of the old weights would follow
         self.bridge.load(self.modules, Path(path))
         if getattr(self, "optimizer", None) is not None:
             self.optimizer.reload_model_params()
@@ -175,6 +183,15 @@ class MegatronEngine:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _gather_parameters(self) -> None:
+        """With overlap_param_gather what other ranks updated arrives in the next forward pass: fetch it now."""
+        if getattr(self, "optimizer", None) is None:
+            return
+        with torch.no_grad():
+            for chunk in self.chunks:
+                if chunk.ddp_config.overlap_param_gather:
+                    chunk.start_param_sync(force_sync=True)
 
     def _micro_batches(self, batch: PackedBatch) -> list[MicroBatch]:
         spec = self.config.mb_spec

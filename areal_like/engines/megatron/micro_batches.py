@@ -68,12 +68,12 @@ def make_micro_batches(
     lengths = batch.lengths
     if max_tokens is None:
         max_tokens = sum(lengths) + pad_to
-    count = torch.tensor([_count(lengths, max_tokens, pad_to)], device=device)
-    failed = count.lt(0).to(torch.int64)
+    else:
+        longest = torch.tensor([max(lengths, default=0)], device=device)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=data_parallel_group)
+        count_micro_batches([int(longest)], max_tokens, pad_to=pad_to)  # raises on every rank
+    count = torch.tensor([count_micro_batches(lengths, max_tokens, pad_to=pad_to)], device=device)
     dist.all_reduce(count, op=dist.ReduceOp.MAX, group=data_parallel_group)
-    dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=data_parallel_group)
-    if int(failed):
-        count_micro_batches([max([*lengths, max_tokens + 1])], max_tokens, pad_to=pad_to)  # raises with the message
     bins = pack_micro_batches(lengths, max_tokens, at_least=max(int(count), at_least), pad_to=pad_to)
     # Balancing can need one more than first-fit: agree once more.
     final = torch.tensor([len(bins)], device=device)
@@ -81,13 +81,6 @@ def make_micro_batches(
     if int(final) > len(bins):
         bins += [[] for _ in range(int(final) - len(bins))]
     return [_micro_batch(batch.select(b), b, pad_to, device, local_attention) for b in bins]
-
-
-def _count(lengths: list[int], max_tokens: int, pad_to: int) -> int:
-    try:
-        return count_micro_batches(lengths, max_tokens, pad_to=pad_to)
-    except ValueError:
-        return -1
 
 
 def _micro_batch(

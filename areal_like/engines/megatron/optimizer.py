@@ -13,21 +13,30 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from areal_like.config import DDPConfig, OptimizerConfig
 from areal_like.engines.megatron.process_groups import ModelGroups
 
-__all__ = ["create_optimizer", "create_schedule", "wrap_for_data_parallel"]
+__all__ = ["create_optimizer", "create_schedule", "shards_optimizer", "wrap_for_data_parallel"]
 
 NEVER = 2**40
 """Steps of a schedule without an end."""
 
 
+def shards_optimizer(ddp: DDPConfig, optimizer: OptimizerConfig) -> bool:
+    """Whether optimizer state is sharded over data-parallel ranks.
+
+    SGD without momentum has no state to shard, and Megatron-Core's distributed optimizer refuses it.
+    """
+    return ddp.use_distributed_optimizer and optimizer.type != "sgd"
+
+
 def wrap_for_data_parallel(
-    chunks: list[torch.nn.Module], ddp: DDPConfig, groups: ModelGroups
+    chunks: list[torch.nn.Module], ddp: DDPConfig, groups: ModelGroups, *, distributed: bool
 ) -> list[DistributedDataParallel]:
     """Gradient buffers and their reduction over data-parallel (and expert-data-parallel) ranks."""
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=ddp.grad_reduce_in_fp32,
         overlap_grad_reduce=ddp.overlap_grad_reduce,
-        overlap_param_gather=ddp.overlap_param_gather,
-        use_distributed_optimizer=ddp.use_distributed_optimizer,
+        # Where nothing is sharded every rank updates all parameters: there is nothing to gather.
+        overlap_param_gather=ddp.overlap_param_gather and distributed,
+        use_distributed_optimizer=distributed,
         check_for_nan_in_grad=ddp.check_for_nan_in_grad,
         average_in_collective=ddp.average_in_collective,
         # Without overlap one bucket is best: there is nothing for smaller ones to hide behind.

@@ -22,7 +22,7 @@ class HuggingFaceFolder:
         if not files:
             raise CheckpointError(f"{path} holds no *.safetensors files: it is not a model's Hugging Face folder")
         index = path / "model.safetensors.index.json"
-        expected = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+        expected = _files_of(index) if index.is_file() else set()
         missing = sorted(expected - {f.name for f in files})
         if missing:
             raise CheckpointError(f"{path} lacks {missing[0]} that model.safetensors.index.json names")
@@ -49,3 +49,10 @@ class HuggingFaceFolder:
         if name not in self._where:
             raise CheckpointError(f"{self.path} has no tensor {name!r}, which this model needs")
         return self._where[name].get_tensor(name)
+
+
+def _files_of(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} cannot be read as an index of shards: {error!r}") from None

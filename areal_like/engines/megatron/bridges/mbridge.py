@@ -105,12 +105,17 @@ class MBridge:
         here = self.groups.mesh.coordinates(self.groups.rank)
         for name, parameter in self._parameters(chunks):
             hf_names = self._bridge._weight_name_mapping_mcore_to_hf(name)
-            whole = self._bridge._weight_to_mcore_format(name, [folder.tensor(n) for n in hf_names])
+            tensors = [folder.tensor(n) for n in hf_names]
             if _is_expert(name):
                 size, rank = self.groups.mesh.size("etp"), here.etp
             else:
                 size, rank = self.groups.mesh.size("tp"), here.tp
-            shard = self._bridge._weight_split_across_tp(name, whole, parameter, size)[rank]
+            try:
+                whole = self._bridge._weight_to_mcore_format(name, tensors)
+                shard = self._bridge._weight_split_across_tp(name, whole, parameter, size)[rank]
+            except Exception as error:  # mbridge puts tensors together without asking whether they fit
+                shapes = " + ".join(f"{n} {tuple(t.shape)}" for n, t in zip(hf_names, tensors, strict=True))
+                raise CheckpointError(f"{path}: {shapes} does not fit the model's config.json: {error}") from error
             if shard.shape != parameter.shape:
                 raise CheckpointError(
                     f"{path}: {' + '.join(hf_names)} gives {tuple(shard.shape)} on this rank where the model's "

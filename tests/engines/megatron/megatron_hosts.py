@@ -1,0 +1,133 @@
+"""What the tests of the Megatron engine put into worker processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from areal_like.algorithms.sft import SFTLoss
+from areal_like.alloc import ModelAllocation
+from areal_like.config import TrainEngineConfig
+from areal_like.data.batch import PackedBatch
+from areal_like.engines.base import WeightBucket
+from areal_like.engines.megatron import cpu, weights
+from areal_like.engines.megatron.engine import MegatronEngine
+from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
+
+
+class EngineHost:
+    """Builds one engine after another in the same processes, and tells errors instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.engine: Any = None
+
+    def build(self, text: str, config: TrainEngineConfig, total_steps: int | None = None, seed: int = 1) -> None:
+        allocation = ModelAllocation.parse(text)
+        self.engine = MegatronEngine(
+            allocation=allocation, config=config, device="cpu", seed=seed, total_steps=total_steps
+        )
+        self.engine.initialize()
+
+    def attempt(self, method: str, *args: Any, **kwargs: Any) -> tuple[str, str] | None:
+        """Type and text of what `method` (of this host, else of the engine) raises; None when it does not."""
+        call = getattr(self, method, None) or getattr(self.engine, method)
+        try:
+            call(*args, **kwargs)
+        except Exception as error:
+            return type(error).__name__, str(error)
+        return None
+
+    def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.engine, method)(*args, **kwargs)
+
+    def weights(self) -> Iterator[WeightBucket]:
+        yield from self.engine.weights()
+
+    def bucket_sizes(self, limit: int) -> list[tuple[int, list[str]]]:
+        """Bytes and names of each bucket of a stream of small buckets (rank 0 alone has any)."""
+        engine = self.engine
+        stream = weights.stream_weights(engine.bridge, engine.modules, engine.groups, bucket_bytes=limit)
+        return [(sum(t.numel() * t.element_size() for t in b.tensors.values()), list(b.tensors)) for b in stream]
+
+    def tensor_names(self) -> list[str]:
+        return self.engine.bridge.tensor_names()
+
+    def save_in_shards(self, path: str, shard_bytes: int) -> None:
+        before, weights.SHARD_BYTES = weights.SHARD_BYTES, shard_bytes
+        try:
+            self.engine.save(path)
+        finally:
+            weights.SHARD_BYTES = before
+
+    def limit_file_size(self, size: int) -> None:
+        """Largest file this process may write, in bytes; -1 for no limit. (Python ignores the signal: writes fail.)"""
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size < 0 else size, hard))
+
+    def micro_batch_counts(self, batch: PackedBatch) -> list[list[int]]:
+        """Which sequences each micro-batch has."""
+        return [m.indices for m in self.engine._micro_batches(batch)]
+
+    def free_algorithms(self) -> bool:
+        """Take back what `use_deterministic_algorithms` asked of torch; whether it had."""
+        asked = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        return asked
+
+    # Without an engine
+
+    def join(self) -> None:
+        if not dist.is_initialized():
+            method = os.environ["AREAL_LIKE_INIT_METHOD"]
+            dist.init_process_group(
+                "gloo", init_method=method, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+            )
+
+    def log_probs(
+        self, whole: Tensor, labels: Tensor, weights: Tensor, vocab_size: int, temperature: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies, and the gradient of their weighted sum, from this rank's columns of `whole`."""
+        columns = whole.shape[1] // dist.get_world_size()
+        start = dist.get_rank() * columns
+        logits = whole[:, start : start + columns].clone().requires_grad_(True)
+        values, entropy = vocab_parallel_log_probs(
+            logits,
+            labels,
+            group=dist.group.WORLD,
+            vocab_size=vocab_size,
+            temperature=temperature,
+            with_entropy=True,
+        )
+        (weights[0] * values + weights[1] * entropy).sum().backward()
+        return values.detach(), entropy.detach(), logits.grad
+
+    def uneven(self) -> tuple[list[Tensor], Tensor]:
+        """The two uneven collectives that gloo lacks: rank r has r + 1 rows."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        substitute = cpu._GlooDistributed()
+        gathered = [torch.empty(r + 1, 2) for r in range(size)]
+        substitute.all_gather(gathered, torch.full((rank + 1, 2), float(rank + 1)))
+        scattered = torch.empty(rank + 1, 2)
+        rows = [torch.full((r + 1, 2), 10.0 * (rank + 1) + r) for r in range(size)]
+        substitute.reduce_scatter(scattered, rows)
+        return gathered, scattered
+
+
+@dataclass(frozen=True)
+class DyingLoss(SFTLoss):
+    """The process of one rank is killed when its loss is asked for: in the middle of a step."""
+
+    rank: int = 0
+
+    def __call__(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        if int(os.environ["RANK"]) == self.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(outputs, batch)
