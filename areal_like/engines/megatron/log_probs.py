@@ -74,6 +74,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # an entropy that is only reported has no gradient, and none is computed
         tokens, columns = logits.shape
         first = group.rank() * columns
         parallel = group.size() > 1
@@ -100,7 +101,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
             if with_entropy:
                 mean_z[part] = sums[2] / sums[0]
         ctx.save_for_backward(logits, labels, log_z, mean_z)
-        ctx.first, ctx.vocab_size, ctx.temperature, ctx.with_entropy = first, vocab_size, temperature, with_entropy
+        ctx.first, ctx.vocab_size, ctx.temperature = first, vocab_size, temperature
         return log_probs, log_z - mean_z if with_entropy else mean_z
 
     @staticmethod
@@ -113,13 +114,14 @@ class _VocabParallelLogProbs(torch.autograd.Function):
             part = slice(start, start + CHUNK_TOKENS)
             z = _scaled(logits[part], ctx.first, ctx.vocab_size, ctx.temperature)
             p = (z - log_z[part, None]).exp_()
-            out = p * -grad_log_probs[part, None]
-            if ctx.with_entropy:
+            out = torch.zeros_like(p) if grad_log_probs is None else p * -grad_log_probs[part, None]
+            if grad_entropy is not None:
                 deviation = z.masked_fill(z == float("-inf"), 0.0) - mean_z[part, None]
                 out -= p * deviation * grad_entropy[part, None]
-            local = labels[part] - ctx.first
-            mine = (local >= 0) & (local < columns)
-            value = torch.where(mine, grad_log_probs[part], 0.0)
-            out.scatter_add_(1, local.clamp(0, columns - 1)[:, None], value[:, None])
+            if grad_log_probs is not None:
+                local = labels[part] - ctx.first
+                mine = (local >= 0) & (local < columns)
+                value = torch.where(mine, grad_log_probs[part], 0.0)
+                out.scatter_add_(1, local.clamp(0, columns - 1)[:, None], value[:, None])
             grad[part] = out if ctx.temperature == 1.0 else out / ctx.temperature
         return grad, None, None, None, None, None
