@@ -45,6 +45,7 @@ def check(config: RLConfig) -> tuple[Diagnostic, ...]:
     rollout = ModelAllocation.parse(config.rollout.backend)
     found += _Place(config, "rollout.backend").put(_engine(rollout))
     found += _gpus(config, rollout)
+    found += _queue(config)
     return tuple(found)
 
 
@@ -91,6 +92,17 @@ def _settings(allocation: ModelAllocation, spec: ModelSpec | None, dispatcher: s
         return []
     message = f"moe_token_dispatcher_type {dispatcher!r} cannot route packed sequences of unequal length"
     return [Diagnostic("AL212", "error", message, help="use alltoall")]
+
+
+def _queue(config: RLConfig) -> list[Diagnostic]:
+    """Admitted groups must reach a whole batch, or the trainer waits for ever."""
+    batch = config.rollout.consumer_batch_size or config.train_dataset.batch_size
+    size = config.rollout.queue_size
+    if size is None or size >= batch:
+        return []
+    message = f"queue_size {size} holds less than the batch of {batch} prompts that an update takes"
+    finding = Diagnostic("AL501", "error", message, help=f"use at least {batch}, or null for no limit")
+    return _Place(config, "rollout.queue_size").put([finding])
 
 
 def _gpus(config: RLConfig, rollout: ModelAllocation) -> list[Diagnostic]:
