@@ -82,7 +82,7 @@ def engine_config(text: str, folder: Path | str, **changes: Any) -> TrainEngineC
     section: dict[str, Any] = {
         "backend": text,
         "path": str(folder),
-        "dtype": "float32",
+        "dtype": changes.pop("dtype", "float32"),
         "mb_spec": MicroBatchConfig(**({"max_tokens_per_mb": 96} | changes.pop("mb_spec", {}))),
         "megatron": MegatronConfig(**megatron, ddp=DDPConfig(**ddp)),
     }

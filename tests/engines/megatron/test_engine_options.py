@@ -301,6 +301,22 @@ def test_log_probabilities_and_entropy_follow_the_temperature(pair, models, help
         assert torch.allclose(h[1:].double(), -(expected.exp() * expected).sum(-1)[:-1], atol=1e-4)
 
 
+def test_bfloat16_is_what_leaves_the_engine(pair, models, helpers):
+    """Parameters are bfloat16, master weights float32: small steps add up that bfloat16 alone would round away."""
+    folder = models("qwen3")
+    pair.build("megatron:d2", folder, dtype="bfloat16", optimizer={"lr": 1e-5, "weight_decay": 0.0})
+    before = pair.weights()
+    assert {t.dtype for t in before.values()} == {torch.bfloat16}
+    for seed in range(10):
+        pair.train(helpers.random_batch(LENGTHS, seed % 2))
+    after = pair.weights()
+    name = "model.norm.weight"  # near 1, where bfloat16 has steps of 2**-7: ten times 1e-5 does not show
+    assert torch.equal(before[name], after[name])
+    name = "model.embed_tokens.weight"
+    assert not torch.equal(before[name], after[name])
+    assert all(t.isfinite().all() for t in after.values())
+
+
 def test_deterministic_algorithms_repeat_bit_for_bit(solo, models, helpers):
     folder, megatron = models("qwen3"), {"use_deterministic_algorithms": True}
     runs = [three_steps(solo, helpers, "megatron:d1", folder, megatron=megatron) for _ in range(2)]
