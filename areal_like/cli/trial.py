@@ -1,0 +1,59 @@
+"""`areal-like try STRING`: a layout tried for real, beside Transformers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from areal_like.alloc import ModelAllocation, get_backend
+from areal_like.cli.arguments import Commands, add_string, positive
+
+__all__ = ["add"]
+
+
+def add(commands: Commands) -> None:
+    command = commands.add_parser(
+        "try",
+        help="train a model under a layout for real and compare it with Transformers",
+        description="Starts the ranks, trains the model under the layout beside Transformers and torch Adam on the same"
+        " batches, and compares logits, loss, gradient norm and weights.",
+    )
+    add_string(command)
+    command.add_argument(
+        "--model", type=_model, default="tiny-dense", help="tiny-dense, tiny-moe or a Hugging Face folder"
+    )
+    command.add_argument("--bridge", choices=("mbridge",), default="mbridge", help="what converts the weights")
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type to train in")
+    command.add_argument("--steps", type=positive, default=3, help="optimizer steps (default: 3)")
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if enough")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+
+
+def _model(text: str) -> str:
+    if text not in ("tiny-dense", "tiny-moe") and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither tiny-dense nor tiny-moe nor a folder")
+    return text
+
+
+def run(options: argparse.Namespace) -> int:
+    """Everything that can be refused is refused before torch is imported."""
+    allocation = ModelAllocation.parse(options.text)
+    backend = get_backend(allocation.backend)
+    backend.require_role("train", source=options.text)
+    if not backend.engine:
+        backend.load_engine()  # says that there is none
+    _ = allocation.world_size  # says that d is '*'
+    from areal_like.trainers.trial import run_trial
+
+    report = run_trial(
+        options.text,
+        model=options.model,
+        bridge=options.bridge,
+        dtype=options.dtype,
+        steps=options.steps,
+        device=options.device,
+    )
+    print(json.dumps(report.to_dict(), indent=2) if options.json else report.render())
+    return 0 if report.passed else 1
