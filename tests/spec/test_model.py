@@ -184,9 +184,9 @@ def test_numbers_that_must_be_positive():
 
 
 def test_files_that_are_no_model(tmp_path):
-    with pytest.raises(ModelSpecError, match="no config.json at"):
+    with pytest.raises(ModelSpecError, match=r"no config\.json at"):
         ModelSpec.from_path(tmp_path)
-    with pytest.raises(ModelSpecError, match="no config.json at"):
+    with pytest.raises(ModelSpecError, match=r"no config\.json at"):
         ModelSpec.from_path(tmp_path / "absent")
     file = tmp_path / "config.json"
     for content, words in ((b"{", "is not JSON"), (b"\xff\xfe", "is not JSON"), (b"[1]", "holds a list")):

@@ -79,7 +79,7 @@ def test_surplus_micro_batches_are_empty():
 
 
 def test_balancing_that_overflows_takes_one_more():
-    """First-fit needs two micro-batches of 10 (6+4 and 4+3+3); longest-first puts 4+4+3 together, so there are three."""
+    """First-fit needs two micro-batches of 10 (6+4 and 4+3+3); longest-first makes 4+4+3, hence three."""
     lengths = [6, 4, 4, 3, 3]
     assert count_micro_batches(lengths, 10) == 2
     packed = pack_micro_batches(lengths, 10)
