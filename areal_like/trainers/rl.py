@@ -9,7 +9,7 @@ One step (the order of AReaL's `PPOTrainer.train`):
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 
 from areal_like.algorithms import compute_advantages
@@ -43,15 +43,22 @@ class RLTrainer:
         rows: prompts with what their reward is computed from.
         reward: `reward(prompt, completion, row)`, a finite number; a function of a module's top level.
         valid_rows: rows of the evaluation.
+        skip_checks: codes of the check whose errors do not stop the run.
 
     Raises:
         DiagnosticError: everything that is known to stop the run, before any process starts.
     """
 
     def __init__(
-        self, config: RLConfig, rows: Sequence[Row], reward: Reward, valid_rows: Sequence[Row] | None = None
+        self,
+        config: RLConfig,
+        rows: Sequence[Row],
+        reward: Reward,
+        valid_rows: Sequence[Row] | None = None,
+        *,
+        skip_checks: Collection[str] = (),
     ) -> None:
-        self.job = prepare(config, rows, valid_rows)
+        self.job = prepare(config, rows, valid_rows, skip_checks)
         self.config = self.job.config
         self.reward = reward
         self.version = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from areal_like.spec import ModelSpec
 from areal_like.trainers.placement import Placement, place
 from areal_like.trainers.roles import Actor, Reference
 
-__all__ = ["Engines", "Job", "prepare", "start_engines"]
+__all__ = ["Engines", "Job", "check_before_start", "prepare", "start_engines"]
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,36 @@ class Job:
             yield [Prompt(next(number), encode_prompt(row, self.tokenizer), row) for row in self.loader.next_batch()]
 
 
-def prepare(config: RLConfig, rows: Sequence[Row], valid_rows: Sequence[Row] | None) -> Job:
+def check_before_start(config: RLConfig, skip: Collection[str] = ()) -> list[str]:
+    """Run the check; what the user should know of it, in words.
+
+    Args:
+        skip: codes whose errors do not stop the run; each is told loudly instead.
+
+    Raises:
+        DiagnosticError: with every error that is not skipped.
+    """
+    config.ensure_runnable()
+    findings = check(config)
+    _raise_errors(findings, skip)
+    return [
+        *_skipped(findings, skip),
+        *(d.render() for d in (*config.diagnostics, *findings) if d.severity == "warning"),
+    ]
+
+
+def prepare(config: RLConfig, rows: Sequence[Row], valid_rows: Sequence[Row] | None, skip: Collection[str] = ()) -> Job:
     """Check the run and find what it needs.
+
+    Args:
+        skip: see `check_before_start`.
 
     Raises:
         DiagnosticError: with everything that is known to stop it.
     """
-    config.ensure_runnable()
-    findings = check(config)
-    _raise_errors(findings)
-    notes = [d.render() for d in (*config.diagnostics, *findings) if d.severity != "info"]
+    notes = check_before_start(config, skip)
     placement = place(config)
-    config = _with_local_models(config, placement)
+    config = _with_local_models(config, placement, skip)
     tokenizer = load_tokenizer(config.tokenizer_path)
     rows = _fitting(rows, tokenizer, config.train_dataset, notes)
     if valid_rows is not None and config.valid_dataset is not None:
@@ -85,13 +103,20 @@ def prepare(config: RLConfig, rows: Sequence[Row], valid_rows: Sequence[Row] | N
     return Job(config, folder, placement, tokenizer, loader, valid_rows, batch_size, total_steps, tuple(notes))
 
 
-def _raise_errors(findings: Sequence[Diagnostic]) -> None:
-    errors = [d for d in findings if d.severity == "error"]
+def _raise_errors(findings: Sequence[Diagnostic], skip: Collection[str]) -> None:
+    errors = [d for d in findings if d.severity == "error" and d.code not in skip]
     if errors:
         raise DiagnosticError(errors)
 
 
-def _with_local_models(config: RLConfig, placement: Placement) -> RLConfig:
+def _skipped(findings: Sequence[Diagnostic], skip: Collection[str]) -> list[str]:
+    told = [d for d in findings if d.severity == "error" and d.code in skip]
+    return [
+        f"!!! SKIPPED by --skip-check {d.code}: expect the run to fail or to be wrong !!!\n{d.render()}" for d in told
+    ]
+
+
+def _with_local_models(config: RLConfig, placement: Placement, skip: Collection[str]) -> RLConfig:
     """Paths of models as local folders, whose numbers are now known: check the layouts against them."""
     findings: list[Diagnostic] = []
     updates: dict[str, Any] = {}
@@ -105,7 +130,7 @@ def _with_local_models(config: RLConfig, placement: Placement) -> RLConfig:
         where: dict[str, Any] = {"key": f"{role}.backend", "file": at.file, "line": at.line, "column": at.column}
         findings += [replace(d, **where) for d in check_layout(seat.allocation, ModelSpec.from_path(folder))]
         updates[role] = section.model_copy(update={"path": str(folder)})
-    _raise_errors(findings)
+    _raise_errors(findings, skip)
     tokenizer = Path(config.tokenizer_path).expanduser()
     if not tokenizer.is_dir():
         tokenizer = resolve_model(config.tokenizer_path, key="tokenizer_path")
