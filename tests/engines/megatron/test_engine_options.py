@@ -48,6 +48,7 @@ DDP_OPTIONS = [
     {"overlap_grad_reduce": True, "bucket_size": 2000},
     {"overlap_grad_reduce": True, "overlap_param_gather": True},
     {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 2000},
+    {"overlap_param_gather": True},
     {"grad_reduce_in_fp32": False},
     {"check_for_nan_in_grad": True},
 ]

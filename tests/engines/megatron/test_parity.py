@@ -71,7 +71,7 @@ def test_a_folder_of_another_architecture(models, kind, text, world_size):
 def test_bfloat16_on_the_cpu():
     report = run_trial("megatron:d2", dtype="bfloat16", device="cpu")
     assert report.passed, "\n" + report.render()
-    assert report.dtype == "bfloat16" and report.tolerance.logits == 0.25
+    assert report.dtype == "bfloat16" and report.tolerance.loss < 0.02
 
 
 # A trial has to be able to fail
