@@ -68,11 +68,9 @@ def _remove(data: Any, steps: tuple[paths.Step, ...]) -> None:
 
 
 def _at(data: Any, steps: tuple[paths.Step, ...]) -> Any:
-    for step in steps:
-        if isinstance(data, dict) and step in data:
+    try:
+        for step in steps:
             data = data[step]
-        elif isinstance(data, list) and isinstance(step, int) and step < len(data):
-            data = data[step]
-        else:
-            return None
+    except (KeyError, IndexError, TypeError):
+        return None
     return data
