@@ -1,0 +1,74 @@
+"""`MemoryJob`: what memory depends on besides the model and the layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from areal_like.alloc import ModelAllocation
+
+__all__ = ["BYTES", "GIB", "MemoryJob"]
+
+GIB = 2**30
+BYTES = {"bfloat16": 2, "float32": 4}
+"""Of one element in each dtype a model may have."""
+
+
+@dataclass(frozen=True)
+class MemoryJob:
+    """One trained model and, if it shares a job with a rollout engine, that engine.
+
+    Attributes:
+        micro_tokens: most tokens of a micro-batch (`mb_spec.max_tokens_per_mb`).
+        seq: tokens of the longest sequence, prompt and answer.
+        micro_batches: of a step on each data-parallel rank.
+        dtype: of parameters and arithmetic.
+        recompute: what the backward pass computes again (`gradient_checkpointing`, `recompute_granularity`).
+        recompute_layers: layers of a recomputed group (`recompute_num_layers`, method uniform).
+        optimizer: "adam", "sgd", or None for a model that is not trained.
+        distributed_optimizer: optimizer state is sharded over data-parallel ranks.
+        grad_reduce_in_fp32: gradients are kept in float32 whatever the dtype.
+        temperature: of the log-probabilities; other than 1 it costs one more float32 chunk.
+        entropy: "none", "report" (a figure), or "loss" (it has a gradient).
+        imbalance: rows that the busiest expert rank receives, as a multiple of the mean. None: 1 when a rank holds all
+            experts (then it is exact), else `activations.IMBALANCE`.
+        transformer_engine: TransformerEngine's layers are used (on CUDA).
+        hopper: GPUs of compute capability 9.0 and more, where GEMM workspaces are larger.
+        rollout: layout of the rollout engine, to predict its memory too.
+        colocated: the rollout engine lives on the trainer's GPUs.
+        rollout_sequences: that the rollout engine generates at once on each replica.
+        gpu_memory: bytes of a GPU; None when not known.
+        gpus_per_node: for host memory.
+    """
+
+    micro_tokens: int
+    seq: int
+    micro_batches: int = 4
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    recompute: Literal["none", "selective", "full"] = "none"
+    recompute_layers: int = 1
+    optimizer: Literal["adam", "sgd"] | None = "adam"
+    distributed_optimizer: bool = True
+    grad_reduce_in_fp32: bool = True
+    temperature: float = 1.0
+    entropy: Literal["none", "report", "loss"] = "none"
+    imbalance: float | None = None
+    transformer_engine: bool = True
+    hopper: bool = True
+    rollout: ModelAllocation | None = None
+    colocated: bool = False
+    rollout_sequences: int = 256
+    gpu_memory: int | None = None
+    gpus_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("micro_tokens", "seq", "micro_batches", "recompute_layers", "rollout_sequences", "gpus_per_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.colocated and self.rollout is None:
+            raise ValueError("colocated needs a rollout layout")
+
+    @property
+    def element(self) -> int:
+        """Bytes of one parameter or activation."""
+        return BYTES[self.dtype]

@@ -1,0 +1,245 @@
+"""`predict`: the parts put together, for each class of ranks and each phase of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from areal_like.alloc import ModelAllocation
+from areal_like.spec.memory import activations, kv_cache, logits, overhead, states, transfer
+from areal_like.spec.memory.activations import stage_memory
+from areal_like.spec.memory.host import host_memory
+from areal_like.spec.memory.job import MemoryJob
+from areal_like.spec.memory.megatron_formula import megatron_estimate
+from areal_like.spec.model import ModelSpec
+from areal_like.spec.shards import RankClass, rank_classes
+
+__all__ = ["MemoryPlan", "Phase", "RankMemory", "predict"]
+
+OUTSIDE = ("CUDA context", "communicators")
+"""Parts that PyTorch's allocator does not see."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes on one GPU at the fullest moment of a phase, by what they are for."""
+
+    name: str
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def allocated(self) -> int:
+        """What `torch.cuda.max_memory_allocated` should say."""
+        return sum(n for part, n in self.parts.items() if part not in OUTSIDE)
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The phases of one class of ranks."""
+
+    ranks: RankClass | None
+    phases: tuple[Phase, ...]
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.total)
+
+    def phase(self, name: str) -> Phase:
+        """
+        Raises:
+            KeyError: there is no such phase.
+        """
+        for phase in self.phases:
+            if phase.name == name:
+                return phase
+        raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What `predict` found.
+
+    Attributes:
+        ranks: the trainer's classes of ranks, stage after stage.
+        rollout: a GPU of a rollout engine that has GPUs of its own; None when there is none.
+        host: bytes on the first node by phase.
+        megatron: bytes by Megatron-LM's own formula.
+    """
+
+    spec: ModelSpec
+    allocation: ModelAllocation
+    job: MemoryJob
+    ranks: tuple[RankMemory, ...]
+    rollout: RankMemory | None
+    host: dict[str, int]
+    megatron: int
+
+    @property
+    def everything(self) -> tuple[RankMemory, ...]:
+        return self.ranks + (() if self.rollout is None else (self.rollout,))
+
+    @property
+    def worst(self) -> RankMemory:
+        """The fullest GPU of the job."""
+        return max(self.everything, key=lambda rank: rank.peak.total)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest GPU at its fullest moment."""
+        return self.worst.peak.total
+
+    @property
+    def fits(self) -> bool | None:
+        """None when the memory of a GPU is not known."""
+        return None if self.job.gpu_memory is None else self.peak <= self.job.gpu_memory
+
+    @property
+    def split(self) -> list[int]:
+        """Layers of each stage."""
+        return [rank.ranks.num_layers for rank in self.ranks if rank.ranks is not None]
+
+    def render(self) -> str:
+        """A table for a person."""
+        from areal_like.spec.memory.report import render
+
+        return render(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in bytes, for JSON."""
+        from areal_like.spec.memory.report import to_dict
+
+        return to_dict(self)
+
+
+def predict(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> MemoryPlan:
+    """Memory of every class of ranks in every phase.
+
+    Raises:
+        ValueError: the layers cannot fill the stages. (Whether the layout can hold the model at all is for
+            `preflight.check_layout`; sizes that do not divide are rounded up here.)
+    """
+    trainer = tuple(
+        RankMemory(
+            ranks, tuple(_Trainer(spec, allocation, job, ranks, stage_memory(spec, allocation, job, ranks)).phases())
+        )
+        for ranks in rank_classes(spec, allocation)
+    )
+    rollout = None
+    if job.rollout is not None and not job.colocated:
+        rollout = RankMemory(None, (_rollout(spec, job, job.rollout, {}),))
+    return MemoryPlan(
+        spec,
+        allocation,
+        job,
+        trainer,
+        rollout,
+        host_memory(spec, allocation, job),
+        megatron_estimate(spec, allocation, job),
+    )
+
+
+@dataclass(frozen=True)
+class _Trainer:
+    """One class of ranks."""
+
+    spec: ModelSpec
+    allocation: ModelAllocation
+    job: MemoryJob
+    ranks: RankClass
+    stage: activations.StageMemory
+
+    def phases(self) -> list[Phase]:
+        found = [self.load()]
+        if self.job.rollout is not None and self.job.colocated:
+            found.append(_rollout(self.spec, self.job, self.job.rollout, self.resident()))
+        found.append(self.log_probs())
+        if self.job.optimizer is not None:
+            found.append(self.update())
+        found += [self.export("weight transfer"), self.export("checkpoint")]
+        return found
+
+    @property
+    def is_last(self) -> bool:
+        return self.ranks.stage == self.allocation.pp - 1
+
+    def states(self) -> dict[str, int]:
+        counts = self.ranks.counts
+        return {
+            "weights": states.weights(counts, self.job),
+            "gradients": states.gradients(counts, self.job),
+            "optimizer": states.optimizer(self.spec, self.allocation, counts, self.job),
+        }
+
+    def resident(self) -> dict[str, int]:
+        """What stays between phases once a step has been made."""
+        a = self.allocation
+        gathered = logits.gathered_hidden(self.spec, a, self.job) if self.is_last else 0
+        return {
+            **self.states(),
+            "workspaces": overhead.workspaces(self.spec, self.job) + gathered,
+            "CUDA context": overhead.CUDA_CONTEXT,
+            "communicators": overhead.communicators(a.dp, a.tp, a.pp, a.cp, a.ep, a.etp),
+        }
+
+    def load(self) -> Phase:
+        """The parameters as they were built, beside the buffers that take them in; or the optimizer's copies after."""
+        parts = self.resident() | {"workspaces": 0}
+        built = states.load_transient(self.ranks.counts, self.job)
+        main_copy = parts["optimizer"] if self.job.optimizer == "sgd" else parts["optimizer"] // 3
+        if self.job.dtype == "float32":
+            main_copy = 0
+        parts["optimizer"] = 0 if built >= main_copy else main_copy  # moments come with the first step
+        parts["parameters as built"] = built if built >= main_copy else 0
+        return Phase("load", parts)
+
+    def log_probs(self) -> Phase:
+        """A pass without gradients: the fullest layer, or on the last stage the logits."""
+        spec, allocation, job = self.spec, self.allocation, self.job
+        parts = self.resident() | {"batch": overhead.batch(spec, job)}
+        tables = self.stage.routing_tables * allocation.vpp
+        parts["activations"] = self.stage.forward + tables
+        if self.is_last:
+            size = logits.logits(spec, allocation, job)
+            chunks = logits.chunks(spec, allocation, job, backward=False)
+            parts["logits"] = size if job.micro_batches > 1 else 0  # of the pass before
+            if size + chunks + self.stage.boundary >= self.stage.forward:
+                parts["logits"] += size
+                parts |= {"activations": self.stage.boundary + tables, "log-prob chunks": chunks}
+        return Phase("log-probs", parts)
+
+    def update(self) -> Phase:
+        """The backward pass where it begins (on the last stage at the logits), or in its first layer."""
+        spec, allocation, job = self.spec, self.allocation, self.job
+        parts = self.resident() | {"batch": overhead.batch(spec, job)}
+        kept = activations.kept(self.stage, allocation, job, self.ranks.stage)
+        in_layer = self.stage.backward + (self.stage.group if job.recompute == "full" else 0)
+        tables = self.stage.routing_tables * allocation.vpp if job.recompute == "full" else 0
+        kept += tables
+        parts["activations"] = kept + in_layer
+        if self.is_last:
+            size = logits.logits(spec, allocation, job)
+            chunks = logits.chunks(spec, allocation, job, backward=True)
+            norm = 2 * self.stage.boundary
+            if norm + 2 * size + chunks >= in_layer:
+                parts |= {"activations": kept + norm, "logits": 2 * size, "log-prob chunks": chunks}
+        passes = parts["activations"] + parts.get("logits", 0) + parts.get("log-prob chunks", 0)
+        made = states.main_gradients(spec, allocation, self.ranks.counts, job)
+        return Phase("update", parts | {"gradients in float32": max(0, made - passes)})
+
+    def export(self, name: str) -> Phase:
+        return Phase(name, self.resident() | {"export": transfer.export_buffers(self.spec, self.allocation, self.job)})
+
+
+def _rollout(spec: ModelSpec, job: MemoryJob, layout: ModelAllocation, resident: dict[str, int]) -> Phase:
+    """A GPU of the rollout engine while it generates; `resident` is what a trainer keeps there."""
+    parts = dict(resident)
+    parts["rollout weights"] = kv_cache.rollout_weights(spec, layout, job)
+    # The engine is a process of its own, with a context of its own.
+    parts["CUDA context"] = parts.get("CUDA context", 0) + overhead.CUDA_CONTEXT
+    parts["communicators"] = parts.get("communicators", 0) + overhead.communicators(layout.tp, layout.pp)
+    parts["KV cache"] = kv_cache.kv_cache(spec, layout, job, occupied=sum(parts.values()))
+    return Phase("rollout", parts)

@@ -1,0 +1,328 @@
+"""What each rank holds of each parameter, gradient and optimizer state. Exact integers, as the Megatron engine does it.
+
+- Layers go to stages by `split_layers`; the first stage holds the embedding, the last the final norm and the output
+  layer, which a tied model repeats there when there is more than one stage.
+- Tensor ranks split the vocabulary (padded to a multiple of t), QKV and gate-up by rows, the two output projections by
+  columns. Norms and the router are whole on every rank. Expert ranks split the experts, expert tensor ranks each one.
+- The distributed optimizer lays a rank's parameters end to end in buckets, last parameter first, and gives each
+  data-parallel rank an equal slice (Megatron-Core 0.19, `DistributedOptimizer._compute_per_buffer_param_layout`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from areal_like.alloc import ModelAllocation
+from areal_like.spec.model import SUPPORTED_ARCHITECTURES, ModelSpec
+from areal_like.spec.pipeline import split_layers
+
+__all__ = [
+    "Buffer",
+    "ParameterShard",
+    "RankClass",
+    "StageCounts",
+    "buffers",
+    "has_expert_buffer",
+    "optimizer_elements",
+    "rank_classes",
+    "rank_layers",
+    "rank_parameters",
+    "stage_counts",
+    "stage_sizes",
+]
+
+Kind = Literal["embedding", "dense", "expert", "output"]
+_ALIGNMENT = 64
+"""Elements: where a parameter may start in a bucket of the distributed optimizer."""
+_BUCKET_END = 128
+"""Elements: a bucket ends at a multiple of this and of the data-parallel size."""
+DEFAULT_BUCKET = 40_000_000
+"""Elements of a bucket where communication overlaps and the configuration does not say."""
+
+
+@dataclass(frozen=True)
+class ParameterShard:
+    """What one rank holds of one parameter.
+
+    Attributes:
+        name: as Megatron's local layers call it, with layer and expert numbers of the whole model.
+        elements: numbers on this rank.
+        kind: what it is part of.
+        shared: the embedding and its copy on the last stage of a tied model; they get a bucket of their own.
+    """
+
+    name: str
+    elements: int
+    kind: Kind
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class StageCounts:
+    """Elements that each rank of a stage holds, by kind."""
+
+    embedding: int
+    dense: int
+    expert: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.dense + self.expert + self.output
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that hold the same: those of one stage. (Their tensor and expert shards have equal sizes.)
+
+    Attributes:
+        first_rank: the lowest of them.
+        ranks: how many there are.
+        layers: numbers of the layers they hold; one range for each virtual stage.
+    """
+
+    stage: int
+    first_rank: int
+    ranks: int
+    layers: tuple[range, ...]
+    counts: StageCounts
+
+    @property
+    def num_layers(self) -> int:
+        return sum(map(len, self.layers))
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Parameters that are reduced together.
+
+    Attributes:
+        expert: reduced over the expert-data-parallel ranks instead of the data-parallel (and context) ones.
+        shards: data-parallel ranks that share the optimizer's work.
+        buckets: (start, end) in elements, padding included.
+        spans: (start, end) of each parameter.
+    """
+
+    expert: bool
+    shards: int
+    buckets: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def elements(self) -> int:
+        """Size of the parameter and of the gradient buffer, padding included."""
+        return self.buckets[-1][1] if self.buckets else 0
+
+    def owned(self, index: int) -> int:
+        """Elements of parameters whose optimizer state data-parallel rank `index` keeps."""
+        total = 0
+        for start, end in self.buckets:
+            size = (end - start) // self.shards
+            low, high = start + index * size, start + (index + 1) * size
+            total += sum(max(0, min(high, b) - max(low, a)) for a, b in self.spans)
+        return total
+
+
+def stage_sizes(spec: ModelSpec, allocation: ModelAllocation) -> list[int]:
+    """Layers of each stage, virtual ones included: the split that the engine uses.
+
+    Raises:
+        ValueError: fewer layers than stages.
+    """
+    costs = [spec.layer_flops()] * spec.num_layers
+    return split_layers(costs, allocation.pp * allocation.vpp, head_cost=spec.head_flops())
+
+
+def rank_layers(spec: ModelSpec, allocation: ModelAllocation, stage: int) -> tuple[range, ...]:
+    """Numbers of the layers on the ranks of a stage: virtual stages `stage`, `stage + p`, ..."""
+    sizes = stage_sizes(spec, allocation)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(range(starts[i], starts[i] + sizes[i]) for i in range(stage, len(sizes), allocation.pp))
+
+
+@lru_cache(maxsize=4096)
+def rank_classes(spec: ModelSpec, allocation: ModelAllocation) -> tuple[RankClass, ...]:
+    """The classes of ranks of an allocation, first stage first."""
+    in_stage = allocation.world_size // allocation.pp
+    return tuple(
+        RankClass(
+            stage=stage,
+            first_rank=stage * in_stage,
+            ranks=in_stage,
+            layers=rank_layers(spec, allocation, stage),
+            counts=stage_counts(spec, allocation, stage),
+        )
+        for stage in range(allocation.pp)
+    )
+
+
+def stage_counts(spec: ModelSpec, allocation: ModelAllocation, stage: int) -> StageCounts:
+    """Elements on each rank of a stage, without listing the parameters.
+
+    Exact for the architectures that the engine trains. Of other families everything but norms and routers is counted
+    as split over t.
+    """
+    layers = [layer for part in rank_layers(spec, allocation, stage) for layer in part]
+    if spec.architecture in SUPPORTED_ARCHITECTURES and not spec.dense_layers:
+        dense = sum(n for _, n in _layer_dense(spec, allocation.tp)) * len(layers)
+    else:
+        parts = [spec.layer_breakdown(layer) for layer in layers]
+        dense = sum(-(-(x.attention + x.mlp + x.shared_experts) // allocation.tp) + x.router + x.norms for x in parts)
+    expert = 0
+    if spec.is_moe:
+        each = sum(n for _, n in _expert(spec, allocation.etp))
+        expert = spec.num_experts // allocation.ep * each * sum(layer not in spec.dense_layers for layer in layers)
+    table = _vocabulary(spec, allocation.tp) * spec.hidden_size
+    first, last = stage == 0, stage == allocation.pp - 1
+    has_output = last and not (spec.tied_embeddings and first)
+    return StageCounts(
+        embedding=table if first else 0,
+        dense=dense + (spec.hidden_size if last else 0),
+        expert=expert,
+        output=table if has_output else 0,
+    )
+
+
+def rank_parameters(spec: ModelSpec, allocation: ModelAllocation, rank: int) -> tuple[ParameterShard, ...]:
+    """Every parameter of a rank, in the order in which Megatron's module with local layers holds them.
+
+    Raises:
+        AllocationError: there is no such rank.
+        ValueError: no engine trains this architecture, so there is no module to describe.
+    """
+    if spec.architecture not in SUPPORTED_ARCHITECTURES or spec.unsupported:
+        raise ValueError(f"no engine of this version trains {spec.architecture!r} models of this kind")
+    here = allocation.mesh().coordinates(rank)
+    return tuple(_parameters(spec, allocation, here.pp, here.ep))
+
+
+def has_expert_buffer(spec: ModelSpec, allocation: ModelAllocation) -> bool:
+    """Whether experts are reduced in groups of their own: they are placed otherwise than the rest."""
+    return spec.is_moe and (allocation.ep > 1 or allocation.etp != allocation.tp)
+
+
+def buffers(
+    spec: ModelSpec, allocation: ModelAllocation, rank: int, *, distributed: bool = True, bucket_size: int | None = None
+) -> tuple[Buffer, ...]:
+    """The buffers of a rank's parameters and gradients.
+
+    Args:
+        distributed: the optimizer shards its state (buckets are padded then).
+        bucket_size: elements after which a bucket ends; None (no overlap): one bucket. Stages after the first have one
+            bucket anyway.
+    """
+    parameters = rank_parameters(spec, allocation, rank)
+    if allocation.mesh().coordinates(rank).pp > 0:
+        bucket_size = None
+    apart = has_expert_buffer(spec, allocation)
+    groups = [(False, allocation.dp * allocation.cp), (True, allocation.edp)] if apart else []
+    found = []
+    for expert, shards in groups or [(False, allocation.dp * allocation.cp)]:
+        members = [p for p in parameters if not apart or (p.kind == "expert") == expert]
+        if members:
+            found.append(_lay_out(members, expert, shards if distributed else 1, distributed, bucket_size))
+    return tuple(found)
+
+
+def optimizer_elements(
+    spec: ModelSpec, allocation: ModelAllocation, rank: int, *, distributed: bool = True, bucket_size: int | None = None
+) -> int:
+    """Elements whose optimizer state a rank keeps: of each of Adam's moments, and of the float32 copy in bfloat16."""
+    mesh = allocation.mesh()
+    total = 0
+    for buffer in buffers(spec, allocation, rank, distributed=distributed, bucket_size=bucket_size):
+        index = mesh.group("edp" if buffer.expert else "dp-cp", rank).index(rank) if distributed else 0
+        total += buffer.owned(index)
+    return total
+
+
+def _parameters(spec: ModelSpec, allocation: ModelAllocation, stage: int, ep_index: int) -> Iterator[ParameterShard]:
+    tied = spec.tied_embeddings and allocation.pp > 1
+    table = _vocabulary(spec, allocation.tp) * spec.hidden_size
+    if stage == 0:
+        yield ParameterShard("embedding.word_embeddings.weight", table, "embedding", shared=tied)
+    local_experts = spec.num_experts // allocation.ep if spec.is_moe else 0
+    for layers in rank_layers(spec, allocation, stage):
+        for layer in layers:
+            prefix = f"decoder.layers.{layer}."
+            for name, elements in _layer_dense(spec, allocation.tp):
+                yield ParameterShard(prefix + name, elements, "dense")
+            for expert in range(ep_index * local_experts, (ep_index + 1) * local_experts):
+                for name, elements in _expert(spec, allocation.etp):
+                    yield ParameterShard(f"{prefix}mlp.experts.local_experts.{expert}.{name}", elements, "expert")
+    if stage == allocation.pp - 1:
+        yield ParameterShard("decoder.final_layernorm.weight", spec.hidden_size, "dense")
+        if not spec.tied_embeddings or stage > 0:
+            yield ParameterShard("output_layer.weight", table, "output", shared=tied)
+
+
+def _vocabulary(spec: ModelSpec, tp: int) -> int:
+    """Rows of the embedding on one tensor rank."""
+    return -(-spec.vocab_size // tp)
+
+
+def _layer_dense(spec: ModelSpec, tp: int) -> list[tuple[str, int]]:
+    """Names and elements of everything in a layer but its experts."""
+    hidden, width = spec.hidden_size, spec.head_dim * spec.num_attention_heads // tp
+    qkv = spec.head_dim * (spec.num_attention_heads + 2 * spec.num_key_value_heads) // tp
+    found = [
+        ("input_layernorm.weight", hidden),
+        ("self_attention.linear_proj.weight", width * hidden),
+        ("self_attention.linear_qkv.weight", qkv * hidden),
+    ]
+    if spec.qkv_bias:
+        found.append(("self_attention.linear_qkv.bias", qkv))
+    if spec.qk_norm:
+        found += [(f"self_attention.{x}_layernorm.weight", spec.head_dim) for x in "qk"]
+    found.append(("pre_mlp_layernorm.weight", hidden))
+    if spec.is_moe:
+        found.append(("mlp.router.weight", spec.num_experts * hidden))
+    else:
+        up = spec.intermediate_size // tp * hidden
+        found += [("mlp.linear_fc1.weight", 2 * up), ("mlp.linear_fc2.weight", up)]
+    return found
+
+
+def _expert(spec: ModelSpec, etp: int) -> list[tuple[str, int]]:
+    up = spec.moe_intermediate_size // etp * spec.hidden_size
+    return [("linear_fc1.weight", 2 * up), ("linear_fc2.weight", up)]
+
+
+def _lay_out(
+    parameters: Sequence[ParameterShard], expert: bool, shards: int, padded: bool, bucket_size: int | None
+) -> Buffer:
+    """Last parameter first; a bucket ends when it is full, and around a shared embedding."""
+    divisor = math.lcm(shards, _BUCKET_END) if padded else 1
+    alignment = _ALIGNMENT if padded else 1
+    buckets: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
+    at = bucket_start = 0
+    is_open = False
+
+    def close(end: int) -> int:
+        end = _round_up(end, divisor)
+        buckets.append((bucket_start, end))
+        return end
+
+    for parameter in reversed(parameters):
+        at = _round_up(at, alignment)
+        alone = parameter.shared and padded
+        if alone and is_open:
+            at = bucket_start = close(at)
+        spans.append((at, at + parameter.elements))
+        at += parameter.elements
+        is_open = True
+        if alone or (bucket_size is not None and at - bucket_start >= bucket_size):
+            at = bucket_start = close(at)
+            is_open = False
+    if is_open:
+        close(at)
+    return Buffer(expert, shards, tuple(buckets), tuple(spans))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
