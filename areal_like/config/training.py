@@ -69,7 +69,12 @@ class DDPConfig(Section):
     bucket_size: int | None = key(
         None, "Parameters in one communication bucket; null takes Megatron-Core's choice.", unit="parameters", ge=1
     )
-    average_in_collective: bool = key(False, "Let the collective average instead of scaling before it.")
+    average_in_collective: bool = key(
+        False,
+        "Let the collective average instead of scaling before it.",
+        unsupported_unless=(False,),
+        why="gradients are summed: the loss is already divided by the loss tokens of the global batch",
+    )
     check_for_nan_in_grad: bool = key(False, "Stop when a gradient is not finite before it is reduced.")
 
 

@@ -211,7 +211,6 @@ def project() -> dict[str, str]:
     }
 
 
-@pytest.mark.xfail(strict=False, reason="the trainer, the rollout loop and observe are being written")
 def test_every_key_is_read() -> None:
     assert unread(project()) == []
 

@@ -38,7 +38,6 @@ def wrap_for_data_parallel(
         overlap_param_gather=ddp.overlap_param_gather and distributed,
         use_distributed_optimizer=distributed,
         check_for_nan_in_grad=ddp.check_for_nan_in_grad,
-        average_in_collective=ddp.average_in_collective,
         # Without overlap one bucket is best: there is nothing for smaller ones to hide behind.
         bucket_size=ddp.bucket_size if ddp.overlap_grad_reduce else None,
     )
