@@ -1,0 +1,228 @@
+"""The best layouts of a model on some GPUs: enumerate, drop what is illegal or does not fit, rank by `step_cost`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from areal_like.alloc import Diagnostic, ModelAllocation, get_backend
+from areal_like.preflight.check import check_layout
+from areal_like.preflight.cost import StepCost, StepJob, step_cost
+from areal_like.preflight.hardware import GIB, Hardware
+from areal_like.preflight.enumeration import Layout, training_layouts
+from areal_like.preflight.plan_memory import least_memory, peak_memory
+from areal_like.preflight.rollout_plan import RolloutPlan, rollout_plans, shares
+from areal_like.spec import ModelSpec
+
+__all__ = ["NoPlanError", "Plan", "Request", "plan"]
+
+ENGINE_CODES = frozenset({"AL210", "AL211", "AL301", "AL302"})
+"""What only the engines of this version lack: context parallelism, v, an architecture, a feature of the checkpoint."""
+
+MICRO_BATCH_TOKENS = (8192, 65536)
+"""Token budgets that are tried lie between these, where sequences allow."""
+
+
+class NoPlanError(ValueError):
+    """No layout can be used; the message says what stood in the way."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run the job.
+
+    Attributes:
+        allocation: of the trainer.
+        job: the step, with the micro-batch budget and whether activations are recomputed.
+        cost: of the training step.
+        peak: predicted peak of the fullest rank in bytes.
+        memory: bytes of a GPU.
+        rollout: of the rollout engine on GPUs of its own; None when only training was planned.
+    """
+
+    allocation: ModelAllocation
+    job: StepJob
+    cost: StepCost
+    peak: float
+    memory: float
+    rollout: RolloutPlan | None = None
+
+    @property
+    def headroom(self) -> float:
+        """Bytes left on the fullest GPU of the trainer."""
+        return self.memory - self.peak
+
+    @property
+    def seconds(self) -> float:
+        """Of a step; generation of the next batch and training run side by side, so the slower counts."""
+        return max(self.cost.seconds, self.rollout.cost.seconds) if self.rollout else self.cost.seconds
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned.
+
+    Attributes:
+        spec: the model.
+        gpus: of the whole job.
+        hardware: each of them.
+        sequences, sequence_length, forward_passes: see `StepJob`.
+        micro_tokens: see `StepJob`; None tries several.
+        backend: of the trainer.
+        any_engine: plan for an engine that has context parallelism, v and every architecture; else for this version's.
+        rollout: backend that generates on a part of the GPUs; None plans training alone.
+    """
+
+    spec: ModelSpec
+    gpus: int
+    hardware: Hardware
+    sequences: int
+    sequence_length: int
+    micro_tokens: int | None = None
+    forward_passes: int = 0
+    backend: str = "megatron"
+    any_engine: bool = False
+    rollout: str | None = None
+
+
+class _Candidate(NamedTuple):
+    """Ordered by time, then by how little a layout divides."""
+
+    seconds: float
+    layout: Layout
+    job: StepJob
+    cost: StepCost
+
+
+def plan(request: Request, top: int = 10) -> list[Plan]:
+    """The fastest `top` plans, best first, each with another layout.
+
+    Raises:
+        NoPlanError: no layout is legal and fits.
+        AllocationError: a backend is unknown or has the wrong role.
+    """
+    get_backend(request.backend).require_role("train")
+    if request.rollout is None:
+        return _training_plans(request, request.gpus, top)
+    get_backend(request.rollout).require_role("inference")
+    found: list[Plan] = []
+    problems: list[str] = []
+    for training, generating in shares(request.gpus, request.hardware.gpus_per_node):
+        try:
+            trainers = _training_plans(request, training, top)
+        except NoPlanError as error:
+            problems.append(f"{training} GPUs for training: {error}")
+            continue
+        rollouts = rollout_plans(
+            request.spec,
+            generating,
+            request.hardware,
+            backend=request.rollout,
+            sequences=request.sequences,
+            sequence_length=request.sequence_length,
+        )
+        if not rollouts:
+            problems.append(f"{generating} GPUs for {request.rollout}: no layout holds weights and one sequence")
+        found += [Plan(p.allocation, p.job, p.cost, p.peak, p.memory, r) for p in trainers for r in rollouts[:1]]
+    if not found:
+        raise NoPlanError("; ".join(problems) or f"{request.gpus} GPUs cannot be shared by trainer and rollout")
+    return sorted(found, key=lambda p: (p.seconds, p.cost.seconds))[:top]
+
+
+def _training_plans(request: Request, gpus: int, top: int) -> list[Plan]:
+    spec, hardware = request.spec, request.hardware
+    candidates = sorted(_candidates(request, gpus), key=lambda c: (round(c.seconds, 9), c.layout, c.job.micro_tokens))
+    found: dict[Layout, Plan] = {}
+    refused: dict[Layout, list[Diagnostic]] = {}
+    leanest: tuple[float, str] | None = None
+    for candidate in candidates:
+        layout = candidate.layout
+        if layout in found or layout in refused:
+            continue
+        if least_memory(spec, layout, candidate.job) > hardware.memory:
+            continue
+        allocation = layout.allocation(request.backend)
+        problems = _problems(allocation, request)
+        if problems:
+            refused[layout] = problems
+            continue
+        peak = peak_memory(spec, allocation, candidate.job, hardware)
+        if peak > hardware.memory:
+            leanest = min(leanest or (peak, ""), (peak, str(allocation)))
+            continue
+        found[layout] = Plan(allocation, candidate.job, candidate.cost, peak, hardware.memory)
+        if len(found) == top:
+            break
+    if not found:
+        raise NoPlanError(_why(request, gpus, candidates, refused, leanest))
+    return list(found.values())
+
+
+def _candidates(request: Request, gpus: int) -> Iterator[_Candidate]:
+    letters = get_backend(request.backend).letters
+    if not request.any_engine:
+        letters = letters.replace("c", "").replace("v", "")  # AL210, AL211
+    for layout in training_layouts(
+        request.spec,
+        gpus,
+        letters=letters,
+        sequences=request.sequences,
+        sequence_length=request.sequence_length,
+        gpus_per_node=request.hardware.gpus_per_node,
+    ):
+        for micro_tokens in _budgets(request, layout):
+            for recompute in (False, True):
+                job = StepJob(
+                    request.sequences, request.sequence_length, micro_tokens, recompute, request.forward_passes
+                )
+                cost = step_cost(request.spec, layout, request.hardware, job)
+                yield _Candidate(cost.seconds, layout, job, cost)
+
+
+def _budgets(request: Request, layout: Layout) -> list[int]:
+    """Token budgets of a micro-batch: as given, or powers of two times a sequence."""
+    if request.micro_tokens is not None:
+        return [request.micro_tokens]
+    low, high = MICRO_BATCH_TOKENS
+    each = -(-request.sequences // layout.dp)  # sequences of a replica: a larger budget changes nothing
+    found = []
+    count = 1
+    while True:
+        tokens = count * request.sequence_length
+        if tokens >= low or 2 * tokens > high or count >= each:
+            found.append(tokens)
+        count *= 2
+        if count * request.sequence_length > high or count >= 2 * each:
+            return found
+
+
+def _problems(allocation: ModelAllocation, request: Request) -> list[Diagnostic]:
+    """Errors of the check; what only this version's engines lack is left out when any engine will do."""
+    found = [d for d in check_layout(allocation, request.spec) if d.severity == "error"]
+    return [d for d in found if not (request.any_engine and d.code in ENGINE_CODES)]
+
+
+def _why(
+    request: Request,
+    gpus: int,
+    candidates: list[_Candidate],
+    refused: dict[Layout, list[Diagnostic]],
+    leanest: tuple[float, str] | None,
+) -> str:
+    """What stood in the way of every layout."""
+    if not candidates:
+        return f"{request.sequences} sequences and {gpus} GPUs admit no layout of this model"
+    if leanest is not None:
+        peak, text = leanest
+        return f"nothing fits: {text}, the leanest, needs {peak / GIB:.1f} GiB of {request.hardware.memory / GIB:.1f}"
+    if refused:
+        first = next(iter(refused.values()))
+        return "no layout is legal: " + "; ".join(d.message for d in first)
+    least, text = min(
+        (least_memory(request.spec, c.layout, c.job), str(c.layout.allocation(request.backend))) for c in candidates
+    )
+    return (
+        f"nothing fits: {text}, the leanest, needs at least {least / GIB:.1f} GiB of"
+        f" {request.hardware.memory / GIB:.1f}"
+    )
