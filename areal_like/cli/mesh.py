@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from areal_like.alloc import Mesh, ModelAllocation
-from areal_like.alloc.picture import table
+from areal_like.alloc import Diagnostic, DiagnosticError, ModelAllocation
 from areal_like.cli.arguments import Commands, add_string
+
+if TYPE_CHECKING:
+    from areal_like.alloc.views import ModelParts, Nodes
+    from areal_like.spec import ModelSpec
 
 __all__ = ["add"]
 
-GROUPS = ("tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-pp")
-EXPERT_GROUPS = ("etp", "ep", "edp", "etp-ep")
-RANKS_SHOWN = 64
+FORMATS = ("text", "json", "svg", "html")
 
 
 def add(commands: Commands) -> None:
-    command = commands.add_parser("mesh", help="draw the ranks of an allocation, their coordinates and groups")
+    command = commands.add_parser(
+        "mesh",
+        help="draw the ranks of an allocation, their coordinates and groups",
+        description="Draws who is with whom in every dimension, the experts' groups beside the attention's. With"
+        " --build, Megatron-Core is initialised as one rank of the whole world, on this machine and without a GPU, and"
+        " its groups and the rank's parameters are compared with the ones drawn here.",
+    )
     add_string(command)
     command.add_argument("--gpus", type=int, help="GPUs to fill, for an allocation with d*")
+    command.add_argument("--rank", type=int, metavar="N", help="the rank to look at")
+    command.add_argument("--nodes", metavar="NxG", help="N nodes of G GPUs: 2x8 shows what crosses between them")
+    command.add_argument("--model", metavar="NAME", help="a known name, a folder or its config.json: who holds what")
+    command.add_argument("--format", choices=FORMATS, default="text", help="html: one file to explore (default: text)")
+    command.add_argument("--output", type=Path, metavar="FILE", help="write to this file")
+    command.add_argument(
+        "--build", action="store_true", help="be this rank in Megatron-Core, and compare (needs torch)"
+    )
     command.set_defaults(run=run)
 
 
@@ -26,29 +45,81 @@ def run(options: argparse.Namespace) -> int:
     allocation = ModelAllocation.parse(options.text)
     if options.gpus is not None:
         allocation = allocation.resolve(options.gpus)
-    mesh = allocation.mesh()
-    print(f"{allocation}: {mesh.world_size} rank{'s' * (mesh.world_size > 1)}\n\n{mesh.render(RANKS_SHOWN)}\n")
-    ranks = range(min(mesh.world_size, RANKS_SHOWN))
-    dims = ("tp", "cp", "dp", "pp", "etp", "ep", "edp")
-    rows = [[rank, *(getattr(mesh.coordinates(rank), dim) for dim in dims)] for rank in ranks]
-    print("\n".join(table(["rank", *dims], rows)))
-    if mesh.world_size > RANKS_SHOWN:
-        print(f"... and {mesh.world_size - RANKS_SHOWN} more ranks")
-    print()
-    names = GROUPS + (EXPERT_GROUPS if mesh.ep * mesh.etp > 1 else ())
-    for name in names:
-        if all(mesh.size(dim) > 1 for dim in name.split("-")):
-            print(f"{name:>6}  {_groups(mesh, name)}")
+    spec = None if options.model is None else _spec(options.model)
+    if options.build:
+        from areal_like.engines.megatron.proof import prove
+
+        proof = prove(allocation, rank=options.rank or 0, spec=spec)
+        text = proof.to_json() if options.format == "json" else proof.render()
+        return _write(text, options.output) or int(not proof.holds)
+    from areal_like.alloc.views import MeshView, render
+
+    view = MeshView(
+        title=str(allocation),
+        mesh=allocation.mesh(),
+        nodes=None if options.nodes is None else _nodes(options.nodes),
+        model=None if spec is None else _parts(options.model, spec, allocation),
+        rank=options.rank,
+    )
+    return _write(render(view, options.format), options.output)
+
+
+def _write(text: str, output: Path | None) -> int:
+    if output is None:
+        print(text)
+        return 0
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"cannot write {output}: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 
-def _groups(mesh: Mesh, name: str) -> str:
-    """The first groups of this name, as many as have RANKS_SHOWN ranks together."""
-    size = mesh.size(name)
-    count = mesh.world_size // size
-    shown = []
-    for group, _ in zip(mesh.groups(name), range(max(1, RANKS_SHOWN // size)), strict=False):
-        members = " ".join(map(str, group[:RANKS_SHOWN]))
-        shown.append(f"[{members}{' ...' if size > RANKS_SHOWN else ''}]")
-    more = f" ... and {count - len(shown)} more" if count > len(shown) else ""
-    return " ".join(shown) + more
+def _nodes(text: str) -> Nodes:
+    from areal_like.alloc.views import Nodes
+
+    found = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,3})", text)
+    if found is None:
+        raise _error(
+            "AL109", f"--nodes {text!r} is not a number of nodes and of GPUs", "write 2x8 for 2 nodes of 8 GPUs"
+        )
+    return Nodes(int(found[1]), int(found[2]))
+
+
+def _spec(name: str) -> ModelSpec:
+    from areal_like.spec import ModelSpec, ModelSpecError
+
+    try:
+        return ModelSpec.find(name)
+    except ModelSpecError as error:
+        raise _error("AL311", str(error)) from None
+
+
+def _parts(name: str, spec: ModelSpec, allocation: ModelAllocation) -> ModelParts:
+    """What stages and expert groups hold, in the numbers that the views show."""
+    from areal_like.alloc.views import ModelParts
+    from areal_like.spec.shards import rank_layers
+
+    stages = allocation.pp * allocation.vpp
+    if stages > spec.num_layers:
+        message = f"the {spec.num_layers} layers of {name} cannot fill {stages} stages"
+        raise _error("AL309", message, f"use p{spec.num_layers} or less")
+    if spec.is_moe and spec.num_experts % allocation.ep:
+        raise _error("AL308", f"the {spec.num_experts} experts of {name} do not divide by e{allocation.ep}")
+    if not spec.is_moe and allocation.ep * allocation.etp > 1:
+        raise _error(
+            "AL307", f"{name} is dense: it has no experts for e{allocation.ep}", "leave the experts' letters out"
+        )
+    held = (rank_layers(spec, allocation, stage) for stage in range(allocation.pp))
+    return ModelParts(
+        name=name,
+        layers=spec.num_layers,
+        chunks=tuple(tuple((layers.start, len(layers)) for layers in chunks) for chunks in held),
+        experts=spec.num_experts,
+        dense_layers=spec.dense_layers if spec.is_moe else (),
+    )
+
+
+def _error(code: str, message: str, hint: str | None = None) -> DiagnosticError:
+    return DiagnosticError([Diagnostic(code, "error", message, help=hint)])
