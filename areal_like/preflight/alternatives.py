@@ -1,0 +1,98 @@
+"""Layouts near one that does not work."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from math import log2
+
+from areal_like.alloc import AllocationError, ModelAllocation
+
+__all__ = ["nearest"]
+
+TRIES = 400
+"""Candidates that are asked about before giving up."""
+LARGEST = 128
+"""Sizes of t, p and c that are tried, beside those written."""
+
+Passes = Callable[[ModelAllocation], bool]
+
+
+def nearest(allocation: ModelAllocation, passes: Passes, limit: int = 3, *, gpus: int | None = None) -> tuple[str, ...]:
+    """Up to `limit` layouts that pass, nearest first, as canonical strings.
+
+    The distance of two layouts is the sum over t, p, c, e, v and the experts' t of |log2| of the quotient of their
+    sizes. Layouts on the same number of GPUs come before those on others.
+
+    Args:
+        gpus: most GPUs a candidate may have; those of the allocation when None.
+    """
+    found: list[str] = []
+    tries = 0
+    for world in _worlds(allocation.world_size, gpus):
+        for candidate in _near(allocation, world):
+            tries += 1
+            if tries > TRIES:
+                return tuple(found)
+            if candidate != allocation and passes(candidate):
+                found.append(str(candidate))
+                if len(found) == limit:
+                    return tuple(found)
+    return tuple(found)
+
+
+def _worlds(world: int, gpus: int | None) -> list[int]:
+    """The same number of GPUs, then what the cluster has, then powers of two below, and the next one above."""
+    most = gpus or world
+    powers = [2**n for n in range(world.bit_length(), -1, -1) if 2**n != world]
+    near = sorted(powers, key=lambda n: abs(log2(n / world)))[:4]
+    return [n for n in dict.fromkeys([world, min(world, most), *near]) if n <= most]
+
+
+def _near(allocation: ModelAllocation, world: int) -> Iterator[ModelAllocation]:
+    """Layouts on so many ranks, nearest first."""
+    letters = allocation.descriptor.letters
+    sizes = [n for n in range(1, min(world, LARGEST) + 1) if world % n == 0]
+    own = [n for n in (allocation.tp, allocation.pp, allocation.cp) if n > LARGEST and world % n == 0]
+    cuts = sorted({*sizes, *own})
+    heap: list[tuple[float, tuple[int, ...]]] = []
+    for t in cuts if "t" in letters else (1,):
+        for p in cuts if "p" in letters else (1,):
+            if world % (t * p):
+                continue
+            for c in cuts if allocation.cp > 1 else (1,):
+                if world % (t * p * c) == 0:
+                    near = _distance((t, allocation.tp), (p, allocation.pp), (c, allocation.cp))
+                    heap.append((near, (t, p, c)))
+    heapq.heapify(heap)
+    while heap:
+        _, (t, p, c) = heapq.heappop(heap)
+        for e, etp in _experts(allocation, world // p):
+            for v in {allocation.vpp if p > 1 else 1, 1}:
+                try:
+                    yield allocation.model_copy(
+                        update={
+                            "data_parallel_size": world // (t * p * c),
+                            "tensor_parallel_size": t,
+                            "pipeline_parallel_size": p,
+                            "context_parallel_size": c,
+                            "expert_parallel_size": e,
+                            "expert_tensor_parallel_size": etp,
+                            "virtual_pipeline_parallel_size": v,
+                        }
+                    )
+                except AllocationError:
+                    continue
+
+
+def _experts(allocation: ModelAllocation, ranks: int) -> list[tuple[int, int]]:
+    """Sizes of e and of the experts' t that divide the ranks of a stage, nearest first; only letters that were used."""
+    every = [n for n in range(1, min(ranks, 256) + 1) if ranks % n == 0]
+    es = every if allocation.ep > 1 else [1]
+    ts = every if allocation.etp > 1 else [1]
+    pairs = [(e, t) for e in es for t in ts if ranks % (e * t) == 0]
+    return sorted(pairs, key=lambda pair: _distance((pair[0], allocation.ep), (pair[1], allocation.etp)))[:6]
+
+
+def _distance(*pairs: tuple[int, int]) -> float:
+    return sum(abs(log2(a / b)) for a, b in pairs)

@@ -1,0 +1,104 @@
+"""AL2: what the engines of this version can do. Another version may know more; see AL3 for what no engine could do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_like.alloc.diagnostics import Severity
+from areal_like.preflight.job import Job, Role
+from areal_like.preflight.registry import Finding, example, layout_rule, rule
+
+
+@rule(
+    "AL205",
+    summary="the backend has no engine in this version",
+    why="Its strings parse and its layouts are checked, so that a file for a cluster can be examined here; a run with"
+    " it is refused before anything starts.",
+    bad=example("rollout.backend=sglang:d4"),
+    good=example("rollout.backend=huggingface:d4"),
+)
+def has_engine(job: Job) -> Iterator[Finding]:
+    for role in job.roles:
+        if not role.backend.engine:
+            other = "megatron" if role.trains else "huggingface"
+            message = f"backend {role.backend.name!r} is declared but has no engine in this version"
+            yield Finding(message, f"use {other}", "backend", role=role)
+
+
+@layout_rule(
+    "AL210",
+    summary="c: the engine has no context parallelism in this version",
+    why="The Megatron engine of this version keeps each sequence whole on its ranks.",
+    bad=example("actor.backend=megatron:d2c2"),
+    good=example("actor.backend=megatron:d4"),
+)
+def no_context_parallel(role: Role) -> Iterator[Finding]:
+    if role.allocation.cp > 1 and role.allocation.backend == "megatron":
+        message = f"context parallelism (c{role.allocation.cp}) is not in this version's engines"
+        yield Finding(message, "leave c out", "c")
+
+
+@layout_rule(
+    "AL211",
+    summary="v: the engine has no virtual pipeline stages in this version",
+    why="The Megatron engine of this version runs the plain 1F1B schedule: one stage a rank.",
+    bad=example("actor.backend=megatron:p4v2"),
+    good=example("actor.backend=megatron:p4"),
+)
+def no_virtual_stages(role: Role) -> Iterator[Finding]:
+    if role.allocation.vpp > 1 and role.allocation.backend == "megatron":
+        message = f"virtual pipeline stages (v{role.allocation.vpp}) are not in this version's engines"
+        yield Finding(message, "leave v out", "v")
+
+
+@rule(
+    "AL212",
+    summary="the token dispatcher cannot route packed sequences",
+    why="allgather and flex expect the same number of tokens on every rank; packed sequences of reinforcement learning"
+    " differ from rank to rank, and the all-gather would mix them up or stop.",
+    bad=example("actor.path=Qwen/Qwen3-30B-A3B", "actor.megatron.moe_token_dispatcher_type=allgather"),
+    good=example("actor.path=Qwen/Qwen3-30B-A3B", "actor.megatron.moe_token_dispatcher_type=alltoall"),
+)
+def dispatcher(job: Job) -> Iterator[Finding]:
+    for role in job.training:
+        chosen = role.section.megatron.moe_token_dispatcher_type
+        if role.allocation.backend == "megatron" and role.spec and role.spec.is_moe and chosen != "alltoall":
+            message = f"moe_token_dispatcher_type {chosen!r} cannot route packed sequences of unequal length"
+            yield Finding(message, "use alltoall", key=f"{role.name}.megatron.moe_token_dispatcher_type")
+
+
+@layout_rule(
+    "AL213",
+    summary="t is larger than the number of key-value heads",
+    why="Each rank would hold a copy of a key-value head. Megatron-Core and the inference servers can copy heads when t"
+    " is a multiple of their number; the weight conversion of the training engines here cannot, and the other trainers"
+    " stop in a reshape.",
+    bad=example("actor.backend=megatron:t16", "cluster.n_gpus_per_node=16"),
+    good=example("actor.backend=megatron:t8", "cluster.n_gpus_per_node=16"),
+)
+def copied_key_value_heads(role: Role) -> Iterator[Finding]:
+    assert role.spec is not None
+    tp, groups = role.allocation.tp, role.spec.num_key_value_heads
+    if role.trains and groups and tp > groups and tp % groups == 0 and role.spec.num_attention_heads % tp == 0:
+        message = f"t{tp} needs copies of the {groups} key-value heads, which the training engines here do not make"
+        yield Finding(message, f"use t{groups} or less", "t")
+
+
+@rule(
+    "AL214",
+    summary="no way for weights from the trainer to the rollout engine",
+    why="New weights reach the rollout engine by a transport that both backends know. Without one the rollouts would"
+    " stay those of the first policy for ever: an error between two backends that have engines.",
+    bad=example("actor.backend=megatron:d4", "rollout.backend=vllm:d4"),
+    good=example("actor.backend=megatron:d4", "rollout.backend=huggingface:d4"),
+    severity="info",
+)
+def weight_transport(job: Job) -> Iterator[Finding]:
+    actor, rollout = job.role("actor"), job.role("rollout")
+    if actor is None or rollout is None:
+        return
+    ours, theirs = (role.backend.capabilities.weight_transports for role in (actor, rollout))
+    if not ours & theirs:
+        message = f"{actor.backend.name} and {rollout.backend.name} share no weight transport in this version"
+        severity: Severity = "error" if actor.backend.engine and rollout.backend.engine else "info"
+        yield Finding(message, "choose backends that share one", "backend", role=rollout, severity=severity)
