@@ -1,15 +1,21 @@
 """The model as numbers, and how it is cut. Pure Python: read by the engines and by the check alike."""
 
+from areal_like.spec.bundled import bundled_names
+from areal_like.spec.families.parts import LatentAttention, LayerParameters, LinearAttention
 from areal_like.spec.model import SUPPORTED_ARCHITECTURES, ModelSpec, ModelSpecError
 from areal_like.spec.packing import SequenceTooLong, balanced_partition, count_micro_batches, pack_micro_batches
 from areal_like.spec.pipeline import split_layers
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
+    "LatentAttention",
+    "LayerParameters",
+    "LinearAttention",
     "ModelSpec",
     "ModelSpecError",
     "SequenceTooLong",
     "balanced_partition",
+    "bundled_names",
     "count_micro_batches",
     "pack_micro_batches",
     "split_layers",

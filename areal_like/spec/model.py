@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+
+from areal_like.spec.bundled import bundled_names, entry, file_of
+from areal_like.spec.families import read_fields
+from areal_like.spec.families.layers import forward_flops, layer_parameters
+from areal_like.spec.families.parts import LatentAttention, LayerParameters, LinearAttention
+from areal_like.spec.families.reader import ConfigReader, ModelSpecError
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "ModelSpec", "ModelSpecError"]
 
@@ -14,36 +21,68 @@ SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type`s that the engines of this version train."""
 
 
-class ModelSpecError(ValueError):
-    """A config.json that cannot be read as a model."""
-
-
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only transformer with gated MLPs and rotary positions.
+    """A decoder-only transformer with gated MLPs.
 
-    `num_experts` 0 means dense; `intermediate_size` is the width of a dense MLP and `moe_intermediate_size` of one
-    expert. `rope_scaling` is the kind of rotary scaling ("default" when there is none).
+    `num_experts` 0 means dense; `intermediate_size` is the width of a dense MLP, `moe_intermediate_size` of one routed
+    expert, `shared_expert_intermediate_size` of all shared experts together. Layers are numbered from 0.
     """
 
     architecture: str
+    """The `model_type` of the file."""
     num_layers: int
     hidden_size: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    """Width of one head of queries and keys; with latent attention both parts, with and without position."""
     intermediate_size: int
     vocab_size: int
     tied_embeddings: bool
     max_position_embeddings: int
     rope_scaling: str = "default"
+    """The kind of rotary scaling ("default" when there is none)."""
+
     qkv_bias: bool = False
+    """Biases of queries, keys and values; with latent attention, of the two down-projections."""
+    output_bias: bool = False
+    """A bias of the attention's output projection."""
+    mlp_bias: bool = False
     qk_norm: bool = False
+    """Norms of queries and keys, over each head or, with `qk_norm_over_heads`, over the whole projection."""
+    qk_norm_over_heads: bool = False
+    attention_output_gate: bool = False
+    """The query projection also yields a gate of each head's output, so it is twice as wide."""
+    attention_sinks: bool = False
+    """A learned logit a head that takes part in the softmax."""
+    sliding_window: int = 0
+    """Tokens that the layers in `sliding_layers` attend to."""
+    sliding_layers: tuple[int, ...] = ()
+    latent_attention: LatentAttention | None = None
+    linear_attention: LinearAttention | None = None
+    linear_layers: tuple[int, ...] = ()
+    norms_per_layer: int = 2
+    """Norms of the width of the model."""
+
     num_experts: int = 0
     experts_per_token: int = 0
     moe_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+    shared_expert_gate: bool = False
+    dense_layers: tuple[int, ...] = ()
+    """Layers of a mixture of experts that have a dense MLP instead."""
+    router_bias: bool = False
+    router_correction_bias: bool = False
+    """A bias that only chooses experts and has no gradient: a buffer, not a parameter (arXiv:2408.15664)."""
+    expert_bias: bool = False
+
+    mtp_layers: int = 0
+    """Layers for multi-token prediction in the checkpoint. As in Transformers they are not part of the model."""
     unsupported: tuple[str, ...] = ()
     """Features of the checkpoint that no engine here computes; empty for a model that can be trained."""
+    published_name: str = field(default="", compare=False)
+    """The name on the Hub of a bundled model; two models of the same numbers are equal."""
 
     @classmethod
     def from_path(cls, path: str | Path) -> ModelSpec:
@@ -68,129 +107,121 @@ class ModelSpec:
     @classmethod
     def bundled(cls, name: str) -> ModelSpec | None:
         """The numbers of a well-known model by its name on the Hub, so that it can be checked without its files."""
-        return _bundled().get(name)
+        return _bundled(name)
+
+    @classmethod
+    def find(cls, name_or_path: str | Path) -> ModelSpec:
+        """A bundled model by its name (the organisation may be left out), or else a folder or a `config.json`.
+
+        Raises:
+            ModelSpecError: it is none of these, with the closest names; or its file cannot be read.
+        """
+        text = str(name_or_path)
+        spec = _bundled(text)
+        if spec is None:
+            path = Path(text).expanduser()
+            if path.exists():
+                return cls.from_path(path)
+            spec = _bundled(_full_name(text))
+        if spec is None:
+            raise ModelSpecError(_unknown(text))
+        return spec
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *, source: str = "config.json") -> ModelSpec:
         """Read the parsed content of a `config.json`.
 
+        A `model_type` that no module of `families` knows is read as a plain decoder; no engine trains it.
+
         Raises:
             ModelSpecError: a number is missing or is not a positive integer; the message names the key.
         """
-
-        def number(key: str, default: int | None = None) -> int:
-            value = config.get(key)
-            if value is None:
-                if default is None:
-                    raise ModelSpecError(f"{source} has no {key!r}, which a decoder-only model needs")
-                return default
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ModelSpecError(f"{source}: {key!r} must be a whole number, not {value!r}")
-            return value
-
-        architecture = config.get("model_type")
-        if not isinstance(architecture, str):
-            raise ModelSpecError(f"{source} has no 'model_type'")
+        read = ConfigReader(config, source)
         if isinstance(config.get("text_config"), dict):
-            raise ModelSpecError(f"{source}: {architecture!r} is a multimodal model; only text models are supported")
-        heads, hidden = number("num_attention_heads"), number("hidden_size")
-        if heads == 0 or hidden == 0:
-            raise ModelSpecError(f"{source}: 'num_attention_heads' and 'hidden_size' must be positive")
-        experts = number("num_experts", number("num_local_experts", 0))  # Transformers 5 writes the second name
-        return cls(
-            architecture=architecture,
-            num_layers=number("num_hidden_layers"),
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            num_key_value_heads=number("num_key_value_heads", heads),
-            head_dim=number("head_dim", hidden // heads),
-            intermediate_size=number("intermediate_size"),
-            vocab_size=number("vocab_size"),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            max_position_embeddings=number("max_position_embeddings", 0),
-            rope_scaling=_rope_scaling(config),
-            qkv_bias=bool(config.get("attention_bias", False)) or architecture == "qwen2",
-            qk_norm=architecture in ("qwen3", "qwen3_moe"),
-            num_experts=experts,
-            experts_per_token=number("num_experts_per_tok", 0) if experts else 0,
-            moe_intermediate_size=number("moe_intermediate_size") if experts else 0,
-            unsupported=tuple(_unsupported(config, architecture)),
-        )
+            raise ModelSpecError(
+                f"{source}: {read.architecture!r} is a multimodal model; only text models are supported"
+            )
+        return cls(**read_fields(read))
 
     @property
     def is_moe(self) -> bool:
         return self.num_experts > 0
 
-    def layer_parameters(self) -> int:
-        """Parameters of one transformer layer, norms and biases included."""
-        qkv_width = self.head_dim * (self.num_attention_heads + 2 * self.num_key_value_heads)
-        attention = self.hidden_size * qkv_width + self.head_dim * self.num_attention_heads * self.hidden_size
-        attention += (qkv_width if self.qkv_bias else 0) + (2 * self.head_dim if self.qk_norm else 0)
-        if self.is_moe:
-            mlp = self.num_experts * 3 * self.hidden_size * self.moe_intermediate_size
-            mlp += self.num_experts * self.hidden_size
-        else:
-            mlp = 3 * self.hidden_size * self.intermediate_size
-        return attention + mlp + 2 * self.hidden_size
+    @property
+    def moe_layers(self) -> int:
+        """How many layers have routed experts."""
+        return self.num_layers - len(self.dense_layers) if self.is_moe else 0
+
+    @cached_property
+    def typical_layer(self) -> int:
+        """The first layer of the kind that most layers are of."""
+        if not (self.dense_layers or self.linear_layers or self.sliding_layers):
+            return 0
+        kinds = [
+            (layer in self.dense_layers, layer in self.linear_layers, layer in self.sliding_layers)
+            for layer in range(self.num_layers)
+        ]
+        return kinds.index(Counter(kinds).most_common(1)[0][0])
+
+    def layer_breakdown(self, layer: int | None = None) -> LayerParameters:
+        """Parameters of one transformer layer by part; of the typical one without a number."""
+        return layer_parameters(self, self.typical_layer if layer is None else layer)
+
+    def layer_parameters(self, layer: int | None = None) -> int:
+        """Parameters of one transformer layer, norms and biases included; of the typical one without a number."""
+        return self.layer_breakdown(layer).total
 
     def parameters(self) -> int:
-        """All parameters; tied embeddings count once."""
+        """All parameters; tied embeddings count once, the router's correction bias and MTP layers not at all."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * self.layer_parameters() + embeddings + self.hidden_size
-
-    def layer_flops(self, context: int = 0) -> float:
-        """Forward floating-point operations of one layer for one token that attends to `context` tokens on average."""
-        width = self.head_dim * self.num_attention_heads
-        qkv_width = self.head_dim * (self.num_attention_heads + 2 * self.num_key_value_heads)
-        attention = 2.0 * self.hidden_size * (qkv_width + width) + 4.0 * width * context
-        if self.is_moe:
-            mlp = 6.0 * self.hidden_size * self.moe_intermediate_size * self.experts_per_token
-            mlp += 2.0 * self.hidden_size * self.num_experts
+        if not (self.dense_layers or self.linear_layers):
+            layers = self.num_layers * self.layer_parameters(0)
         else:
-            mlp = 6.0 * self.hidden_size * self.intermediate_size
-        return attention + mlp
+            layers = sum(self.layer_parameters(layer) for layer in range(self.num_layers))
+        return layers + embeddings + self.hidden_size
+
+    def buffers(self) -> int:
+        """Numbers of the checkpoint that are not trained: the correction bias of each router.
+
+        The total that the Hub shows for a checkpoint is `parameters()` and these, and its MTP layers if it has any.
+        """
+        return self.moe_layers * self.num_experts if self.router_correction_bias else 0
+
+    def layer_flops(self, context: int = 0, layer: int | None = None) -> float:
+        """Forward floating-point operations of one layer for one token that attends to `context` tokens on average.
+
+        `layer`: the typical one without a number.
+        """
+        return forward_flops(self, self.typical_layer if layer is None else layer, context)
 
     def head_flops(self) -> float:
         """Forward floating-point operations of the vocabulary projection for one token."""
         return 2.0 * self.hidden_size * self.vocab_size
 
 
-@lru_cache(maxsize=1)
-def _bundled() -> dict[str, ModelSpec]:
-    specs = {}
-    for file in sorted((Path(__file__).parent / "bundled").glob("*.json")):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        spec = ModelSpec.from_config(content["config"], source=file.name)
-        specs.update(dict.fromkeys(content["names"], spec))
-    return specs
+@lru_cache
+def _bundled(name: str) -> ModelSpec | None:
+    found = entry(name)
+    if found is None:
+        return None
+    fields = read_fields(ConfigReader(found["config"], f"bundled {file_of(name)}"))
+    fields["published_name"] = name if "/" in name else found["names"][0]
+    if "text_of" in found:
+        fields["unsupported"] += (f"{found['text_of']} beside the text model",)
+    return ModelSpec(**fields)
 
 
-def _rope_scaling(config: dict[str, Any]) -> str:
-    # Transformers 5 writes `rope_parameters`; earlier versions `rope_scaling`, with `type` or `rope_type`.
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.get(key)
-        if isinstance(value, dict):
-            kind = value.get("rope_type", value.get("type"))
-            if kind:
-                return str(kind)
-    return "default"
+def _full_name(name: str) -> str:
+    """The bundled name of which `name` is the part after the organisation, whatever its case; else `name` itself."""
+    short = name.lower()
+    matches = [known for known in bundled_names() if short in (known.lower(), known.lower().rpartition("/")[2])]
+    return matches[0] if matches else name
 
 
-def _unsupported(config: dict[str, Any], architecture: str) -> list[str]:
-    found = []
-    if config.get("use_sliding_window"):
-        found.append("sliding-window attention (use_sliding_window)")
-    if config.get("hidden_act", "silu") != "silu":
-        found.append(f"activation {config['hidden_act']!r} (hidden_act)")
-    if config.get("mlp_bias"):
-        found.append("biases in the MLP (mlp_bias)")
-    if config.get("attention_bias") and architecture in ("llama", "qwen3", "qwen3_moe"):
-        found.append("biases in the attention projections (attention_bias)")
-    if config.get("mlp_only_layers"):
-        found.append("dense layers between MoE layers (mlp_only_layers)")
-    if config.get("decoder_sparse_step", 1) not in (None, 1):
-        found.append("dense layers between MoE layers (decoder_sparse_step)")
-    if architecture == "qwen3_moe" and not config.get("norm_topk_prob", False):
-        # Megatron's softmax after the top-k equals normalised probabilities; unnormalised ones are another function.
-        found.append("router probabilities that are not normalised over the chosen experts (norm_topk_prob: false)")
-    return found
+def _unknown(name: str) -> str:
+    from difflib import get_close_matches
+
+    names = {known.lower().rpartition("/")[2]: known for known in bundled_names()}
+    close = get_close_matches(name.lower().rpartition("/")[2], names, n=3, cutoff=0.5)
+    hint = "; the closest known names are " + ", ".join(names[key] for key in close) if close else ""
+    return f"{name!r} is neither a bundled model nor a Hugging Face folder or its config.json{hint}"
