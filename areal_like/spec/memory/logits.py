@@ -5,15 +5,11 @@ On the last stage, for T tokens, V/t columns and chunks of C = 1,024 tokens:
     logits                      T V/t b
     their gradient              T V/t b       in the same dtype; update only
     float32 chunks              n C V/t 4     n = 3 in the forward, 4 in the backward pass: while a chunk is made the
-                                              variables still hold the one before
+                                              variables still hold the one before (`_forward_count` has the other cases)
     logits of the pass before   T V/t b       forward only: Megatron's schedule holds the last output until the next
                                               pass is done
     output of the final norm    S h b         its input too where there is a backward pass
     gathered hidden states      T h b         t > 1: the output layer's scratch buffer, kept for ever
-
-n grows by 1 when the temperature is not 1 (division makes a copy); an entropy costs 1.25 more in the forward pass and,
-when it has a gradient, 2 in the backward pass. With one chunk only (T <= C) there is none before: 2 and 3. In float32
-the chunk is a view of the logits: one less.
 """
 
 from __future__ import annotations
@@ -35,16 +31,41 @@ def logits(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> int:
 
 def chunks(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, *, backward: bool) -> int:
     """Bytes of the float32 chunks that exist at once."""
-    several = _tokens(allocation, job) > CHUNK_TOKENS
-    count = 2.0 + backward + several
-    count += job.temperature != 1.0
-    count -= job.dtype == "float32" and job.temperature == 1.0
-    if not backward and job.entropy != "none":
-        count += 1.25
-    if backward and job.entropy == "loss":
-        count += 2.0
-    rows = min(CHUNK_TOKENS, _tokens(allocation, job))
-    return int(count * rows * -(-spec.vocab_size // allocation.tp) * 4)
+    tokens, columns = _tokens(allocation, job), -(-spec.vocab_size // allocation.tp)
+    several = tokens > CHUNK_TOKENS
+    scaled = job.temperature != 1.0
+    cast = job.dtype != "float32"
+    own = cast or scaled or spec.vocab_size % allocation.tp > 0
+    count = _backward_count if backward else _forward_count
+    return (
+        count(job.entropy, several=several, scaled=scaled, cast=cast, own=own) * min(CHUNK_TOKENS, tokens) * columns * 4
+    )
+
+
+def _forward_count(entropy: str, *, several: bool, scaled: bool, cast: bool, own: bool) -> int:
+    """Chunks at the fullest line of `_VocabParallelLogProbs.forward`, whose variables are z and exp_z.
+
+    Args:
+        several: there is a chunk before, which the variables still hold when the next is made.
+        scaled: the logits are divided by a temperature.
+        cast: they are not float32 already.
+        own: z is a tensor of its own, not a view of the logits.
+    """
+    made = several * (own + 1) + cast + scaled
+    exponentials = own + several + 1
+    products = own + 3 if entropy != "none" else 0  # exp_z, z without infinities, their product
+    return max(made, exponentials, products)
+
+
+def _backward_count(entropy: str, *, several: bool, scaled: bool, cast: bool, own: bool) -> int:
+    """The same of `backward`, whose variables are z, p, out, and deviation where the entropy has a gradient."""
+    deviation = entropy == "loss"
+    made = several * (own + 2 + deviation) + cast + scaled
+    probabilities = own + 1 + several * (2 + deviation)
+    gradient = own + 2 + several * (1 + deviation)
+    divided = own + 3 + deviation if scaled else 0
+    products = own + 2 + max(several + 2, 3) if deviation else 0
+    return max(made, probabilities, gradient, divided, products)
 
 
 def gathered_hidden(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> int:

@@ -10,8 +10,8 @@ Written down from what it computes; nothing of Megatron is imported. It looks at
                  + 4 T h (1 + V/h) when p = 1, all / t
                  otherwise: T h (10 + 24/t) L + 8 T p + T h p, x as above, + 2 (T V/t + T h) when p = 1, all x 1.05
 
-E is the number of experts, not divided by e. Experts' activations, full recompute, context parallelism, uneven stages and
-float32 temporaries are not in it.
+E is the number of experts, not divided by e. Experts' activations, full recompute, context parallelism, uneven
+stages and float32 temporaries are not in it.
 """
 
 from __future__ import annotations
