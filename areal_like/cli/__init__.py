@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from areal_like.alloc import DiagnosticError, to_json
-from areal_like.cli import explain, mesh, parse, plan, trial
+from areal_like.cli import check, convert, explain, mesh, parse, plan, rule, schema, trial
 
 __all__ = ["main"]
 
-COMMANDS = (parse, mesh, plan, trial, explain)
+COMMANDS = (check, parse, mesh, plan, trial, explain, convert, schema, rule)
 """In the order in which `areal-like --help` lists them."""
 
 Run = Callable[[argparse.Namespace], int]

@@ -28,6 +28,10 @@ CODES: dict[str, str] = {
     "AL815": "a section that no run can start with in this version",
     "AL816": "keys that contradict each other",
     "AL817": "a key that has nothing to act on in this file",
+    "AL820": "conversion: a key without counterpart",
+    "AL821": "conversion: a value that had to be assumed",
+    "AL822": "conversion: a key that means something else in the other system",
+    "AL823": "conversion: values that contradict each other",
 }
 """Every code of the configuration with its one-line summary."""
 

@@ -10,6 +10,7 @@ from areal_like.alloc.diagnostics import closest
 from areal_like.config import paths
 from areal_like.config.fields import Section
 from areal_like.config.findings import COMMAND_LINE, Findings, Place
+from areal_like.config.legacy import look_up
 from areal_like.config.nodes import Entry, parse
 
 
@@ -41,9 +42,25 @@ def _apply(model: type[Section], root: Entry, text: str, number: int, findings: 
     if value is None or len(findings.all) > before:
         return
     value.at = at
+    replaced = look_up(key, value.value) if paths.find(model, steps) is None else None
+    if replaced is not None and _leaves_the_schema(model, steps):
+        what, instead = replaced
+        findings.error("AL814", f"{steps[-1]} is {what}", at, path=paths.join(steps), help=instead)
+        return
     parent = _descend(model, root, steps, at, findings)
     if parent is not None:
         _put(parent, steps, value, at, findings)
+
+
+def _leaves_the_schema(model: type[Section], steps: tuple[paths.Step, ...]) -> bool:
+    """Whether a key that the schema does not have is wrong, and not one inside a free mapping or list."""
+    section: type[Section] | None = model
+    for step in steps:
+        field = paths.fields(section).get(str(step)) if section else None
+        if field is None:
+            return section is not None
+        section = paths.section_of(field)
+    return False
 
 
 def _descend(

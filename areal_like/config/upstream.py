@@ -4,27 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-_CAP = (
-    "replaced by rejection_sampling",
-    "behave_imp_weight_cap: X is rejection_sampling: {level: token, action: mask, metric: ratio, upper: X}; "
-    "behave_imp_weight_mode names level and action: token_mask, token_truncate (clamp), sequence_mask, "
-    "sequence_truncate, or disabled, which is rejection_sampling: null",
-)
-
-REPLACED: dict[str, tuple[str, str]] = {
-    "behave_imp_weight_cap": _CAP,
-    "behave_imp_weight_mode": _CAP,
-    "behav_imp_weight_cap": _CAP,
-    "allocation_mode": (
-        "replaced by one `backend` for each role",
-        "sglang:d4+megatron:d4 is rollout.backend: sglang:d4 and actor.backend: megatron:d4",
-    ),
-    "launcher": ("gone: nothing is launched outside the run", "remove the section"),
-    "async_training": ("replaced by rollout.max_head_offpolicyness", "0 is synchronous"),
-    "dataset_kwargs": ("named kwargs here", "write kwargs: {...}"),
-}
-"""Removed or renamed keys: what happened, and what to write."""
-
 _ENGINE = (
     "attn_impl use_kernels is_critic pad_to_maximum grad_reduce_dtype optimizer_dtype fsdp archon offload lora_rank "
     "lora_alpha target_modules peft_type enable_tree_training _version admin_api_key log_level request_timeout "

@@ -11,8 +11,9 @@ from areal_like.config import paths
 from areal_like.config.experiment import RLConfig
 from areal_like.config.fields import Section, marks
 from areal_like.config.findings import Findings
+from areal_like.config.legacy import ROOTS, look_up
 from areal_like.config.nodes import Entry, child_of, plain
-from areal_like.config.upstream import REPLACED, without_counterpart
+from areal_like.config.upstream import without_counterpart
 
 _TYPES = {
     "string": "text",
@@ -112,9 +113,12 @@ def _rule(fault: Any, value: Any) -> str:
 def _unknown(steps: tuple[paths.Step, ...], entry: Entry, findings: Findings) -> None:
     path, name = paths.join(steps), str(steps[-1])
     model = _section_at(steps[:-1])
-    if name in REPLACED:
-        what, instead = REPLACED[name]
+    replaced = look_up(path, entry.value)
+    if replaced is not None:
+        what, instead = replaced
         findings.error("AL814", f"{name} is {what}", entry.at, path=path, help=instead)
+        return
+    if _foreign(steps, entry, findings):
         return
     if without_counterpart(model, name):
         findings.error("AL811", f"{name} is a key of AReaL that this version has nothing for", entry.at, path=path)
@@ -126,6 +130,32 @@ def _unknown(steps: tuple[paths.Step, ...], entry: Entry, findings: Findings) ->
         hint = f"the schema has it as {' and as '.join(elsewhere[:3])}"
     where = f"in {paths.join(steps[:-1])}" if len(steps) > 1 else "at the top of the file"
     findings.error("AL805", f"unknown key {name!r} {where}", entry.at, path=path, help=hint)
+
+
+_DEEPEST = 8
+"""Steps of the longest key of another system, and some."""
+
+
+def _foreign(steps: tuple[paths.Step, ...], entry: Entry, findings: Findings) -> bool:
+    """The keys inside an unknown section that another system's tables know, each with its replacement."""
+    path = paths.join(steps)
+    system = ROOTS.get(path)
+    if len(steps) > _DEEPEST:
+        return False
+    if system is not None:
+        hint = f"`areal-like convert --from {system} FILE` writes all of it in the keys of this system"
+        findings.error("AL814", f"{path} is a section of {system}", entry.at, path=path, help=hint)
+    known = system is not None
+    for name, child in entry.value.items() if isinstance(entry.value, dict) else ():
+        inner = (*steps, name)
+        replaced = look_up(paths.join(inner), child.value)
+        if replaced is not None:
+            what, instead = replaced
+            findings.error("AL814", f"{name} is {what}", child.at, path=paths.join(inner), help=instead)
+            known = True
+        elif isinstance(child.value, dict):
+            known = _foreign(inner, child, findings) or known
+    return known
 
 
 def _section_at(steps: tuple[paths.Step, ...]) -> type[Section]:

@@ -1,0 +1,365 @@
+"""From and to the flags of Megatron-LM's training scripts, Megatron-RL's included."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from areal_like.alloc import ModelAllocation
+from areal_like.config.convert.common import group_norm, minibatches, put_correction, whole
+from areal_like.config.convert.draft import Draft, Given, Source, read_rows
+from areal_like.config.convert.megatron_lm_keys import IGNORED, MODEL, ROWS, SIZES
+from areal_like.config.convert.ours import write_rows
+from areal_like.config.findings import COMMAND_LINE, ConfigError, Findings, Place
+
+DEFAULTS: dict[str, Any] = {row.theirs: row.default for row in ROWS} | {
+    "grpo-clamp-eps-upper": 0.01,
+    "grpo-iterations": 2,
+}
+_RL = ("perform-rl-step", "grpo-", "rl-", "langrl-")
+_LAUNCHER = ("nnodes", "nproc-per-node", "world-size")
+
+
+def split_flags(text: str) -> Source:
+    """Flags as keys: `--lr 1e-6`, `--lr=1e-6`, `--bf16`, `--no-bias`; underscores count as dashes.
+
+    Raises:
+        ConfigError: words that are no flags, or a quote without its end.
+    """
+    findings = Findings()
+    line = " ".join(text.replace("\\\n", " ").split())
+    start = Place(COMMAND_LINE, 1, 1, line, max(1, len(line)))
+    given: dict[str, Given] = {}
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        findings.error("AL802", f"the flags cannot be read: {error}", start, help="close the quote")
+        raise ConfigError(findings.all) from None
+    name, values, stray = "", [], []
+    for word in [*words, "--"]:
+        if not word.startswith("--"):
+            values.append(_value(word))
+            continue
+        if name:
+            _add(given, name, values, line, findings)
+        else:
+            stray += values
+        name, equals, right = word[2:].partition("=")
+        name, values = name.replace("_", "-"), [_value(right)] if equals else []
+    for word in stray:
+        if str(word) not in ("torchrun", "python", "python3") and not str(word).endswith(".py"):
+            findings.error("AL810", f"{word!r} is no flag", start, help="flags begin with two dashes")
+    if findings.all:
+        raise ConfigError(findings.all)
+    return Source("Megatron-LM", given, DEFAULTS, start)
+
+
+def _add(given: dict[str, Given], name: str, values: list[Any], line: str, findings: Findings) -> None:
+    at = line.find(f"--{name}")
+    place = Place(COMMAND_LINE, 1, max(0, at) + 1, line, len(name) + 2)
+    values = [value for value in values if not (isinstance(value, str) and value.endswith(".py"))]
+    value = values[0] if len(values) == 1 else values or True
+    if name.startswith("no-") and value is True and name.removeprefix("no-") in DEFAULTS:
+        name, value = name.removeprefix("no-"), False
+    if name in given and given[name].value != value:
+        findings.error("AL823", f"--{name} is given twice: {given[name].value} and {value}", place, path=name)
+    given[name] = Given(name, value, place)
+
+
+def _value(word: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def read(source: Source) -> Draft:
+    """Flags as keys of this system."""
+    draft = Draft(source)
+    rl = any(name.startswith(_RL) for name in source.given)
+    rows = ROWS if rl else tuple(row for row in ROWS if not row.theirs.startswith(("grpo-", "rl-")))
+    read_rows(source, rows, draft)
+    draft.put_default("device", "cuda")
+    actor = _layout(source, draft)
+    _rollout(source, draft, actor)
+    _precision(source, draft)
+    _batches(source, draft, rl)
+    if rl:
+        _reinforcement(source, draft)
+    source.taken |= IGNORED
+    for given in source.rest():
+        if given.key in MODEL:
+            draft.left_out(given, "the model's folder (actor.path) says it")
+        else:
+            draft.left_out(given, "no counterpart of this flag is known here")
+    return draft
+
+
+def _world(source: Source, draft: Draft) -> tuple[int | None, Given]:
+    """Ranks by the launcher's flags; all that are given must agree."""
+    nodes, per_node, total = (source.take(name) for name in _LAUNCHER)
+    where = total or per_node or nodes or Given("world-size", None, source.place)
+    counts = [whole(given.value) if given else None for given in (nodes, per_node, total)]
+    world = counts[2]
+    if nodes and counts[0]:
+        draft.put("cluster.n_nodes", counts[0], nodes)
+    if per_node and counts[1]:
+        draft.put("cluster.n_gpus_per_node", counts[1], per_node)
+        product = (counts[0] or 1) * counts[1]
+        if world is not None and world != product:
+            draft.error(f"world-size is {world}, but nnodes * nproc-per-node is {product}", where)
+        world = world or product
+    return world, where
+
+
+def _layout(source: Source, draft: Draft) -> ModelAllocation | None:
+    per_stage, layers = source.take("num-layers-per-virtual-pipeline-stage"), source.given.get("num-layers")
+    stages = source.given.get("pipeline-model-parallel-size")
+    virtual = "num-virtual-stages-per-pipeline-rank"
+    if per_stage is not None:
+        ranks = stages.value if stages else 1
+        if source.has(virtual):
+            draft.error(f"{virtual} and {per_stage.key} say the same: give one", per_stage)
+        elif layers is None:
+            draft.error(f"{per_stage.key} says stages only together with num-layers", per_stage)
+        elif not whole(per_stage.value) or layers.value % (per_stage.value * ranks):
+            message = f"{layers.value} layers do not divide into stages of {per_stage.value} on {ranks} ranks"
+            draft.error(message, per_stage)
+        else:
+            count = layers.value // (per_stage.value * ranks)
+            source.given[virtual] = Given(virtual, count, per_stage.place)
+    world, where = _world(source, draft)
+    experts = source.given.get("num-experts")
+    if (
+        experts is not None
+        and source.value("tensor-model-parallel-size", 1) != 1
+        and not source.has(SIZES.expert_tensor)
+    ):
+        # Megatron-Core cuts experts as it cuts attention unless told otherwise; the flat form here does not.
+        value = source.value("tensor-model-parallel-size")
+        source.given[SIZES.expert_tensor] = Given(SIZES.expert_tensor, value, experts.place)
+    moe_alone = experts is not None and not source.has("expert-model-parallel-size")
+    allocation = SIZES.read(draft, world, "actor.backend", "megatron", where)
+    etp = source.value(SIZES.expert_tensor, 1)
+    if moe_alone and allocation is not None and etp != allocation.etp:
+        draft.values.pop("actor.backend")
+        allocation = draft.backend(
+            "actor.backend",
+            "megatron",
+            {**dict(allocation), "expert_tensor_parallel_size": etp, "backend": None},
+            where,
+        )
+    return allocation
+
+
+def _rollout(source: Source, draft: Draft, actor: ModelAllocation | None) -> None:
+    """Megatron-RL generates with Megatron itself, on the ranks of the trainer."""
+    sizes = {}
+    for field, flag in (("tensor", "tensor-model-parallel-size"), ("pipeline", "pipeline-model-parallel-size")):
+        given = source.take(f"rl-inference-{flag}")
+        if given is not None and whole(given.value):
+            sizes[f"{field}_parallel_size"] = given.value
+    for flag in ("expert-model-parallel-size", "expert-tensor-model-parallel-size"):
+        given = source.take(f"rl-inference-{flag}")
+        if given is not None:
+            draft.left_out(given, "inference backends take no letter e")
+    if not any(name.startswith(_RL) for name in source.given) or actor is None:
+        return
+    if not sizes:
+        sizes = {"tensor_parallel_size": actor.tp}
+    instance = sizes.get("tensor_parallel_size", 1) * sizes.get("pipeline_parallel_size", 1)
+    replicas = None
+    if actor.data_parallel_size is not None:
+        if actor.world_size % instance:
+            draft.error(f"{actor.world_size} ranks do not divide by the {instance} of one inference engine", None)
+            return
+        replicas = actor.world_size // instance
+    text = str(ModelAllocation(**{"backend": "sglang", "data_parallel_size": replicas, **sizes}))
+    draft.assumed("rollout.backend", text, "Megatron's own inference engine is not built in; SGLang has the same sizes")
+    draft.put_default("rollout.scheduling_strategy", {"type": "colocation", "target": "actor"})
+
+
+def _precision(source: Source, draft: Draft) -> None:
+    bf16 = source.take("bf16")
+    if bf16 is not None and bf16.value is True:
+        draft.put("actor.dtype", "bfloat16", bf16)
+    elif not source.has("fp16"):
+        draft.put_default("actor.dtype", "float32")
+    if source.take("recompute-activations") is not None:
+        draft.put("actor.megatron.recompute_granularity", "selective", source.given["recompute-activations"])
+    recompute = draft.origin.get("actor.megatron.recompute_granularity")
+    if recompute is not None:
+        draft.put("actor.gradient_checkpointing", True, recompute)
+        if draft.values["actor.megatron.recompute_granularity"] == "selective":
+            draft.put_default("actor.megatron.recompute_method", None)
+            draft.put_default("actor.megatron.recompute_num_layers", None)
+    dropouts = [source.take(name) for name in ("attention-dropout", "hidden-dropout")]
+    if all(given is not None and given.value == 0 for given in dropouts) and dropouts[0] is not None:
+        draft.put("actor.disable_dropout", True, dropouts[0])
+    else:
+        for given in filter(None, dropouts):
+            draft.left_out(given, "dropout is that of the model, or off with actor.disable_dropout")
+
+
+def _batches(source: Source, draft: Draft, rl: bool) -> None:
+    size, length = source.take("micro-batch-size"), source.take("seq-length")
+    whole_batch = source.take("global-batch-size")
+    if size is not None and length is not None and whole(size.value) and whole(length.value):
+        why = f"{size.value} sequences of {length.value} tokens; micro-batches are filled by tokens here"
+        draft.assumed("actor.mb_spec.max_tokens_per_mb", size.value * length.value, why, size)
+    if length is not None:
+        draft.put("gconfig.max_tokens", length.value, length)
+    longest = source.take("inference-max-seq-length")
+    if longest is not None:
+        draft.put("gconfig.max_tokens", longest.value, longest)
+    if rl and whole_batch is not None:
+        prompts, answers = draft.values.get("train_dataset.batch_size"), draft.values.get("gconfig.n_samples")
+        if isinstance(prompts, int) and isinstance(answers, int):
+            total = Given("grpo-prompts-per-step * grpo-group-size", prompts * answers, whole_batch.place)
+            minibatches(draft, total, whole_batch)
+    elif whole_batch is not None:
+        draft.put("train_dataset.batch_size", whole_batch.value, whole_batch)
+    least, rate = source.take("min-lr"), draft.values.get("actor.optimizer.lr")
+    if least is not None and isinstance(rate, float) and rate > 0 and isinstance(least.value, int | float):
+        draft.put("actor.optimizer.min_lr_ratio", least.value / rate, least)
+
+
+def _reinforcement(source: Source, draft: Draft) -> None:
+    where = source.take("grpo-group-size")
+    assert where is not None  # it has a default
+    group_norm(draft, where, std=True, leave_one_out=False, eps=1e-4, unbiased=False)
+    high = source.take("grpo-clamp-eps-upper")
+    if high is not None and high.value != draft.values["actor.eps_clip"]:
+        draft.put("actor.eps_clip_higher", high.value, high)
+    draft.put_default("actor.recompute_logprob", True)
+    if draft.values.get("actor.kl_ctl"):
+        draft.put_default("actor.kl_estimator", "k3")
+        draft.put_default("ref", {})
+    iterations = source.take("grpo-iterations")
+    if iterations is not None and iterations.value != 1:
+        draft.left_out(iterations, "each answer is trained on once")
+    lag = source.take("rl-generation-lag")
+    if lag is not None:
+        if isinstance(lag.value, int) and lag.value >= 0:
+            draft.put("rollout.max_head_offpolicyness", lag.value, lag)
+        else:
+            draft.left_out(lag, "generation runs ahead by whole versions, 0 or more")
+    correction = source.take("rl-inference-logprobs-is-correction")
+    bound = source.take("rl-importance-sampling-truncation-coef")
+    if correction is not None and correction.value is True:
+        put_correction(draft, correction, level="token", bound=bound)
+    elif bound is not None:
+        draft.left_out(bound, "it acts only with rl-inference-logprobs-is-correction")
+    requests = source.take("rl-max-inflight-requests")
+    if requests is not None:
+        group = draft.values.get("gconfig.n_samples")
+        if isinstance(group, int) and whole(requests.value) and requests.value % group == 0:
+            draft.put("rollout.max_concurrent_rollouts", requests.value // group, requests)
+        else:
+            draft.left_out(requests, "groups are counted here, and it is no multiple of grpo-group-size")
+
+
+def write(source: Source) -> Draft:
+    """Flags for a configuration of this system."""
+    draft = Draft(source)
+    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "rollout.scheduling_strategy", "device"}
+    write_rows(source, ROWS, draft)
+    actor_key = source.take("actor.backend")
+    assert actor_key is not None  # a file that loads has one
+    actor = ModelAllocation.parse(actor_key.value)
+    if actor.backend != "megatron":
+        draft.error(f"Megatron-LM cannot train with {actor.backend}", actor_key, "only megatron has a counterpart")
+        return draft
+    for flag, size in SIZES.write(actor).items():
+        draft.put(flag, size, actor_key)
+    if actor.tp > 1:
+        draft.put("sequence-parallel", True, actor_key)
+    if actor.data_parallel_size is not None:
+        per_node = min(actor.world_size, int(source.value("cluster.n_gpus_per_node", 8)))
+        if actor.world_size % per_node:
+            message = f"the actor's {actor.world_size} ranks are no whole number of machines with {per_node} GPUs"
+            draft.error(message, actor_key, "set cluster.n_gpus_per_node, or change the layout")
+        else:
+            draft.values |= {"nnodes": actor.world_size // per_node, "nproc-per-node": per_node}
+    _write_rollout(source, draft)
+    _write_training(source, draft)
+    for given in source.rest():
+        draft.left_out(given, "Megatron-LM has no such flag")
+    return draft
+
+
+def _write_rollout(source: Source, draft: Draft) -> None:
+    given = source.take("rollout.backend")
+    assert given is not None
+    rollout = ModelAllocation.parse(given.value)
+    draft.left_out(given, f"Megatron-RL generates with its own engine: only the sizes of {rollout.backend} go over")
+    draft.put("rl-inference-tensor-model-parallel-size", rollout.tp, given)
+    draft.put("rl-inference-pipeline-model-parallel-size", rollout.pp, given)
+    lag = source.take("rollout.max_head_offpolicyness")
+    if lag is not None and lag.value:
+        draft.put("rl-partial-rollouts", True, lag)
+        draft.put("rl-generation-lag", lag.value, lag)
+
+
+def _write_training(source: Source, draft: Draft) -> None:
+    dtype = source.take("actor.dtype")
+    if dtype is not None and dtype.value == "bfloat16":
+        draft.put("bf16", True, dtype)
+    draft.put("perform-rl-step", True, Given("actor", None, source.place))
+    low, high = source.take("actor.eps_clip"), source.take("actor.eps_clip_higher")
+    if low is not None:
+        draft.put("grpo-clamp-eps-upper", (high or low).value, high or low)
+    steps, prompts = source.take("actor.ppo_n_minibatches"), source.value("train_dataset.batch_size", 1)
+    answers = source.value("gconfig.n_samples", 1)
+    if steps is not None and (prompts * answers) % steps.value:
+        draft.error(f"{prompts * answers} answers do not divide into {steps.value} equal updates", steps)
+    elif steps is not None:
+        draft.put("global-batch-size", prompts * answers // steps.value, steps)
+    draft.put("grpo-iterations", 1, Given("actor", None, source.place))
+    source.taken |= {"actor.recompute_logprob", "actor.kl_estimator"}
+    names = ("mean_level", "std_level", "mean_leave1out", "std_unbiased", "eps", "group_size")
+    norm = [source.take(f"actor.reward_norm.{name}") for name in names]
+    source.taken.add("actor.reward_norm")
+    if any(given is None or given.value != "group" for given in norm[:2]):
+        where = norm[0] or Given("actor.reward_norm", None, source.place)
+        draft.left_out(where, "Megatron-RL always normalises by mean and deviation of the group")
+    budget, length = source.take("actor.mb_spec.max_tokens_per_mb"), source.take("gconfig.max_tokens")
+    if length is not None:
+        draft.put("seq-length", length.value, length)
+        draft.put("inference-max-seq-length", length.value, length)
+        source.taken.add("gconfig.max_new_tokens")
+    if budget is not None:
+        draft.put("rl-use-sequence-packing", True, budget)
+        draft.changed(budget, "Megatron-RL packs into bins of seq-length tokens with micro-batch-size 1")
+        draft.put("micro-batch-size", 1, budget)
+        if length is None:
+            draft.put("seq-length", budget.value, budget)
+    if not source.value("actor.gradient_checkpointing"):
+        for flag in ("recompute-granularity", "recompute-method", "recompute-num-layers"):
+            draft.values.pop(flag, None)
+    if source.value("actor.disable_dropout"):
+        draft.values |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
+    ratio, rate = source.take("actor.optimizer.min_lr_ratio"), source.take("actor.optimizer.lr")
+    if ratio is not None and rate is not None and ratio.value:
+        draft.put("min-lr", ratio.value * rate.value, ratio)
+    if source.value("actor.use_decoupled_loss"):
+        draft.values["rl-inference-logprobs-is-correction"] = True
+        upper, action = source.take("actor.rejection_sampling.upper"), source.value("actor.rejection_sampling.action")
+        source.taken |= {f"actor.rejection_sampling.{name}" for name in ("level", "metric", "agg", "lower")}
+        if upper is not None and action == "clamp":
+            draft.put("rl-importance-sampling-truncation-coef", upper.value, upper)
+        elif upper is not None:
+            draft.left_out(upper, "Megatron-RL truncates the ratio; it rejects no token")
+
+
+def to_flags(draft: Draft) -> str:
+    """One flag a line, for a shell."""
+    lines = []
+    for name, value in sorted(draft.values.items()):
+        if value is True:
+            lines.append(f"--{name}")
+        elif value is not False:
+            lines.append(f"--{name} {shlex.quote(f'{value:g}' if isinstance(value, float) else str(value))}")
+    return " \\\n".join(lines) + "\n"

@@ -1,0 +1,97 @@
+"""Megatron-LM's and Megatron-RL's flags with their counterparts here (names without dashes in front, as in --lr)."""
+
+from __future__ import annotations
+
+from areal_like.config.convert.common import KL_IN_LOSS, SCHEDULE, Sizes, never_as, off_as
+from areal_like.config.convert.draft import Row, one_of
+
+SIZES = Sizes(
+    {
+        "t": "tensor-model-parallel-size",
+        "p": "pipeline-model-parallel-size",
+        "c": "context-parallel-size",
+        "e": "expert-model-parallel-size",
+        "v": "num-virtual-stages-per-pipeline-rank",
+    },
+    "expert-tensor-parallel-size",
+)
+_GRANULARITY = one_of({"full": "full", "selective": "selective"})
+_STAGED = "layers are spread over the stages by their compute"
+
+ROWS: tuple[Row, ...] = (
+    Row("seed", "seed", 1234, fill=True),
+    Row("train-iters", "total_train_steps"),
+    Row("save-interval", "saver.freq_steps", None, never_as),
+    Row("eval-interval", "evaluator.freq_steps", None, never_as),
+    Row("save", "cluster.fileroot"),
+    Row("tokenizer-model", "tokenizer_path"),
+    Row("lr", "actor.optimizer.lr"),
+    Row("optimizer", "actor.optimizer.type", "adam"),
+    Row("weight-decay", "actor.optimizer.weight_decay", 0.01),
+    Row("clip-grad", "actor.optimizer.gradient_clipping", 1.0),
+    Row("adam-beta1", "actor.optimizer.beta1", 0.9),
+    Row("adam-beta2", "actor.optimizer.beta2", 0.999),
+    Row("adam-eps", "actor.optimizer.eps", 1e-8),
+    Row("lr-decay-style", "actor.optimizer.lr_scheduler_type", "linear", *SCHEDULE, fill=True),
+    Row("lr-warmup-fraction", "actor.optimizer.warmup_steps_proportion", 0.0, fill=True),
+    Row("use-distributed-optimizer", "actor.megatron.ddp.use_distributed_optimizer", False, fill=True),
+    Row("overlap-grad-reduce", "actor.megatron.ddp.overlap_grad_reduce", False),
+    Row("overlap-param-gather", "actor.megatron.ddp.overlap_param_gather", False),
+    Row("ddp-bucket-size", "actor.megatron.ddp.bucket_size"),
+    Row("ddp-average-in-collective", "actor.megatron.ddp.average_in_collective", False),
+    Row("accumulate-allreduce-grads-in-fp32", "actor.megatron.ddp.grad_reduce_in_fp32", False),
+    Row("recompute-granularity", "actor.megatron.recompute_granularity", None, *_GRANULARITY),
+    Row("recompute-method", "actor.megatron.recompute_method"),
+    Row("recompute-num-layers", "actor.megatron.recompute_num_layers"),
+    Row("moe-token-dispatcher-type", "actor.megatron.moe_token_dispatcher_type", "allgather"),
+    Row("moe-router-dtype", "actor.megatron.moe_router_dtype"),
+    Row("deterministic-mode", "actor.megatron.use_deterministic_algorithms", False),
+    Row("grpo-prompts-per-step", "train_dataset.batch_size", 32, fill=True),
+    Row("grpo-group-size", "gconfig.n_samples", 2, fill=True),
+    Row("grpo-clamp-eps-lower", "actor.eps_clip", 0.01, fill=True),
+    Row("grpo-kl-beta", "actor.kl_ctl", 0.001, fill=True, note=KL_IN_LOSS),
+    Row(
+        "grpo-entropy-term-weight", "actor.entropy_coeff", 0.0, note="there the entropy is estimated from drawn tokens"
+    ),
+    Row("rl-default-temperature", "gconfig.temperature", 1.0),
+    Row("rl-default-top-p", "gconfig.top_p", 0, *off_as(0, 1.0)),
+    Row("rl-default-top-k", "gconfig.top_k", -1, *off_as(-1, 0)),
+    Row("grpo-filter-groups-with-same-reward", default=False, note="all groups are trained on"),
+    Row("langrl-env-config", note="rewards are Python functions, given to the trainer"),
+    Row(
+        "rl-partial-rollouts",
+        default=False,
+        note="rollout.max_head_offpolicyness alone says how far generation runs ahead",
+    ),
+    Row("rl-submission-granularity", default="B", note="work is submitted by group"),
+    Row("rl-consumption-granularity", default="B", note="groups are trained on as they finish"),
+    Row("rl-prompts-per-eval", default=32, note="the size of valid_dataset says it"),
+    Row("rl-offload-optimizer-during-inference", default=False, note="models stay where they were loaded"),
+    Row("rl-kv-cache-management-mode", default="persist", note="models stay where they were loaded"),
+    Row("rl-use-sequence-packing", default=False, note="sequences are always packed without padding"),
+    Row("rl-durable-rollout-bank", default=False, note="this version writes no recovery checkpoints"),
+    Row("refit-method", default="gloo", note="weights are streamed to the rollout workers"),
+    Row("sequence-parallel", default=False, note="sequence parallelism follows from t: on above 1"),
+    Row("inference-max-requests", note="Megatron-RL itself reads inference-dynamic-batching-max-requests"),
+    Row("load", note="Megatron checkpoints are not read: actor.path is a Hugging Face folder"),
+    Row("pretrained-checkpoint", note="Megatron checkpoints are not read: actor.path is a Hugging Face folder"),
+    Row("decoder-first-pipeline-num-layers", note=_STAGED),
+    Row("decoder-last-pipeline-num-layers", note=_STAGED),
+    Row("pipeline-model-parallel-layout", note=_STAGED),
+    Row("optimizer-cpu-offload", default=False, note="models stay where they were loaded"),
+    Row("fp16", default=False, note="this version trains in float32 or bfloat16"),
+)
+"""Flags that go over one by one; `megatron_lm` reads the rest."""
+
+IGNORED = frozenset({"perform-rl-step", "use-mcore-models", "mock-data", "finetune", "te-rng-tracker"})
+"""Flags that only say what this system does anyhow."""
+
+_MODEL = (
+    "num-layers hidden-size ffn-hidden-size num-attention-heads num-query-groups group-query-attention kv-channels "
+    "max-position-embeddings position-embedding-type rotary-base rotary-percent normalization norm-epsilon swiglu "
+    "untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias qk-layernorm num-experts moe-router-topk "
+    "moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq make-vocab-size-divisible-by vocab-size tokenizer-type "
+    "use-rotary-position-embeddings moe-router-score-function moe-shared-expert-intermediate-size"
+)
+MODEL = frozenset(_MODEL.split())
+"""Flags that describe the model, which its Hugging Face folder does here."""
