@@ -43,7 +43,16 @@ from areal_like.spec.memory.job import MemoryJob
 from areal_like.spec.model import ModelSpec
 from areal_like.spec.shards import RankClass
 
-__all__ = ["IMBALANCE", "LayerMemory", "StageMemory", "in_flight", "kept", "layer_memory", "stage_memory"]
+__all__ = [
+    "IMBALANCE",
+    "LayerMemory",
+    "StageMemory",
+    "in_flight",
+    "kept",
+    "layer_kinds",
+    "layer_memory",
+    "stage_memory",
+]
 
 IMBALANCE = 1.25
 """Rows of the busiest expert rank over the mean where experts are spread: an assumption, not a measurement."""
@@ -107,20 +116,29 @@ class _Sizes:
     expert_wide: int
 
 
-def stage_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, ranks: RankClass) -> StageMemory:
-    """The layers of one rank, or where v > 1 of the virtual stage that keeps most."""
-    return max((_chunk(spec, allocation, job, layers) for layers in ranks.layers), key=lambda chunk: chunk.saved)
+def stage_memory(spec: ModelSpec, job: MemoryJob, ranks: RankClass, kinds: dict[bool, LayerMemory]) -> StageMemory:
+    """The layers of one rank, or where v > 1 of the virtual stage that keeps most.
+
+    Args:
+        kinds: a layer with experts and one without, as far as the model has them (`layer_kinds`).
+    """
+    return max((_chunk(spec, job, layers, kinds) for layers in ranks.layers), key=lambda chunk: chunk.saved)
 
 
-def _chunk(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, layers: range) -> StageMemory:
-    experts = sum(has_experts(spec, layer) for layer in layers)
-    kinds = [(experts, True), (len(layers) - experts, False)]
-    present = [(n, layer_memory(spec, allocation, job, experts=moe)) for n, moe in kinds if n]
-    group = min(job.recompute_layers, len(layers))
+def layer_kinds(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> dict[bool, LayerMemory]:
+    """The layers that differ in memory, by whether they have experts."""
+    kinds = {True, False} if spec.is_moe and spec.dense_layers else {spec.is_moe}
+    return {experts: layer_memory(spec, allocation, job, experts=experts) for experts in kinds}
+
+
+def _chunk(spec: ModelSpec, job: MemoryJob, layers: range, kinds: dict[bool, LayerMemory]) -> StageMemory:
+    dense = sum(layer in layers for layer in spec.dense_layers) if spec.is_moe else len(layers)
+    counts = ((len(layers) - dense, True), (dense, False))
+    present = [(n, kinds[experts]) for n, experts in counts if n]
     boundary = present[0][1].boundary
     return StageMemory(
         saved=sum(n * layer.total for n, layer in present),
-        group=group * max(layer.total for _, layer in present),
+        group=min(job.recompute_layers, len(layers)) * max(layer.total for _, layer in present),
         boundary=boundary,
         inputs=-(-len(layers) // job.recompute_layers) * boundary,
         forward=max(layer.forward for _, layer in present),
@@ -164,10 +182,6 @@ def layer_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, *
     else:
         saved["gate, up and product"] = 3 * s.wide
     return LayerMemory(saved, s.row, _forward(s), _backward(spec, allocation, job, s), tables)
-
-
-def has_experts(spec: ModelSpec, layer: int) -> bool:
-    return spec.is_moe and layer not in spec.dense_layers
 
 
 def _sizes(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from areal_like.alloc import ModelAllocation
 from areal_like.spec.memory import activations, kv_cache, logits, overhead, states, transfer
-from areal_like.spec.memory.activations import stage_memory
+from areal_like.spec.memory.activations import layer_kinds, stage_memory
 from areal_like.spec.memory.host import host_memory
 from areal_like.spec.memory.job import MemoryJob
 from areal_like.spec.memory.megatron_formula import megatron_estimate
@@ -122,10 +123,9 @@ def predict(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> Mem
         ValueError: the layers cannot fill the stages. (Whether the layout can hold the model at all is for
             `preflight.check_layout`; sizes that do not divide are rounded up here.)
     """
+    kinds = layer_kinds(spec, allocation, job)
     trainer = tuple(
-        RankMemory(
-            ranks, tuple(_Trainer(spec, allocation, job, ranks, stage_memory(spec, allocation, job, ranks)).phases())
-        )
+        RankMemory(ranks, tuple(_Trainer(spec, allocation, job, ranks, stage_memory(spec, job, ranks, kinds)).phases()))
         for ranks in rank_classes(spec, allocation)
     )
     rollout = None
@@ -155,7 +155,7 @@ class _Trainer:
     def phases(self) -> list[Phase]:
         found = [self.load()]
         if self.job.rollout is not None and self.job.colocated:
-            found.append(_rollout(self.spec, self.job, self.job.rollout, self.resident()))
+            found.append(_rollout(self.spec, self.job, self.job.rollout, self.resident))
         found.append(self.log_probs())
         if self.job.optimizer is not None:
             found.append(self.update())
@@ -174,6 +174,7 @@ class _Trainer:
             "optimizer": states.optimizer(self.spec, self.allocation, counts, self.job),
         }
 
+    @cached_property
     def resident(self) -> dict[str, int]:
         """What stays between phases once a step has been made."""
         a = self.allocation
@@ -187,7 +188,7 @@ class _Trainer:
 
     def load(self) -> Phase:
         """The parameters as they were built, beside the buffers that take them in; or the optimizer's copies after."""
-        parts = self.resident() | {"workspaces": 0}
+        parts = self.resident | {"workspaces": 0}
         built = states.load_transient(self.ranks.counts, self.job)
         main_copy = parts["optimizer"] if self.job.optimizer == "sgd" else parts["optimizer"] // 3
         if self.job.dtype == "float32":
@@ -199,7 +200,7 @@ class _Trainer:
     def log_probs(self) -> Phase:
         """A pass without gradients: the fullest layer, or on the last stage the logits."""
         spec, allocation, job = self.spec, self.allocation, self.job
-        parts = self.resident() | {"batch": overhead.batch(spec, job)}
+        parts = self.resident | {"batch": overhead.batch(spec, job)}
         tables = self.stage.routing_tables * allocation.vpp
         parts["activations"] = self.stage.forward + tables
         if self.is_last:
@@ -214,7 +215,7 @@ class _Trainer:
     def update(self) -> Phase:
         """The backward pass where it begins (on the last stage at the logits), or in its first layer."""
         spec, allocation, job = self.spec, self.allocation, self.job
-        parts = self.resident() | {"batch": overhead.batch(spec, job)}
+        parts = self.resident | {"batch": overhead.batch(spec, job)}
         kept = activations.kept(self.stage, allocation, job, self.ranks.stage)
         in_layer = self.stage.backward + (self.stage.group if job.recompute == "full" else 0)
         tables = self.stage.routing_tables * allocation.vpp if job.recompute == "full" else 0
@@ -231,7 +232,7 @@ class _Trainer:
         return Phase("update", parts | {"gradients in float32": max(0, made - passes)})
 
     def export(self, name: str) -> Phase:
-        return Phase(name, self.resident() | {"export": transfer.export_buffers(self.spec, self.allocation, self.job)})
+        return Phase(name, self.resident | {"export": transfer.export_buffers(self.spec, self.allocation, self.job)})
 
 
 def _rollout(spec: ModelSpec, job: MemoryJob, layout: ModelAllocation, resident: dict[str, int]) -> Phase:
