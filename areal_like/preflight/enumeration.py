@@ -30,6 +30,7 @@ class Layout(NamedTuple):
     def allocation(self, backend: str) -> ModelAllocation:
         return ModelAllocation(
             backend=backend,
+            name=None,
             data_parallel_size=self.dp,
             tensor_parallel_size=self.tp,
             pipeline_parallel_size=self.pp,

@@ -14,7 +14,7 @@ from areal_like.preflight.cost import ACTIVATION, COLLECTIVE_LATENCY, LINK_EFFIC
 from areal_like.preflight.hardware import GIB, Hardware
 from areal_like.spec import ModelSpec
 from areal_like.spec.memory import MemoryJob
-from areal_like.spec.memory.kv_cache import rollout_weights, token_bytes
+from areal_like.spec.memory.kv_cache import rollout_weights, sequence_bytes
 
 __all__ = ["GenerationCost", "generation_cost"]
 
@@ -50,17 +50,17 @@ def generation_cost(
 ) -> GenerationCost | None:
     """Cost of generating `sequences` of `sequence_length` tokens; None when not one fits into memory."""
     job = MemoryJob(micro_tokens=sequence_length, seq=sequence_length)
-    weights, token = rollout_weights(spec, allocation, job), token_bytes(spec, allocation, job)
+    weights, cache = rollout_weights(spec, allocation, job), sequence_bytes(spec, allocation, job)
     share = MEMORY_SHARE.get(allocation.backend, OTHER_SHARE)
     room = share * (hardware.memory - weights) - WORKSPACE
     each = -(-sequences // allocation.dp)
-    concurrent = min(each, int(room // (token * sequence_length)))
+    concurrent = min(each, int(room // cache))
     if concurrent < 1:
         return None
     # Every stage of a pipeline reads its part of the cache for each token; on average sequences are half done.
-    step = _decode_step(spec, allocation, hardware, concurrent, token * allocation.pp * sequence_length / 2)
+    step = _decode_step(spec, allocation, hardware, concurrent, cache * allocation.pp / 2)
     waves = each / concurrent
-    return GenerationCost(step * sequence_length * waves, concurrent, weights, concurrent * token * sequence_length)
+    return GenerationCost(step * sequence_length * waves, concurrent, weights, concurrent * cache)
 
 
 def _decode_step(spec: ModelSpec, sizes: ModelAllocation, hardware: Hardware, concurrent: int, cache: float) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from areal_like.alloc import ModelAllocation
 from areal_like.preflight.cost import StepJob
-from areal_like.preflight.hardware import Hardware
 from areal_like.preflight.enumeration import Layout
+from areal_like.preflight.hardware import Hardware
 from areal_like.preflight.stages import stage_terms
 from areal_like.spec import ModelSpec
 from areal_like.spec.memory import MemoryJob, predict

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from areal_like.alloc import Diagnostic, ModelAllocation, get_backend
-from areal_like.preflight.check import check_layout
 from areal_like.preflight.cost import StepCost, StepJob, step_cost
-from areal_like.preflight.hardware import GIB, Hardware
 from areal_like.preflight.enumeration import Layout, training_layouts
+from areal_like.preflight.hardware import GIB, Hardware
+from areal_like.preflight.legality import check_layout
 from areal_like.preflight.plan_memory import least_memory, peak_memory
 from areal_like.preflight.rollout_plan import RolloutPlan, rollout_plans, shares
 from areal_like.spec import ModelSpec
@@ -22,6 +23,10 @@ ENGINE_CODES = frozenset({"AL210", "AL211", "AL301", "AL302"})
 
 MICRO_BATCH_TOKENS = (8192, 65536)
 """Token budgets that are tried lie between these, where sequences allow."""
+
+
+FILL = 0.95
+"""Part of a GPU's memory that a plan may fill: the prediction is good to a twentieth (`benchmarks/memory.py`)."""
 
 
 class NoPlanError(ValueError):
@@ -72,6 +77,9 @@ class Request:
         backend: of the trainer.
         any_engine: plan for an engine that has context parallelism, v and every architecture; else for this version's.
         rollout: backend that generates on a part of the GPUs; None plans training alone.
+
+    Raises:
+        ValueError: the step is none (`StepJob`), or there is no GPU.
     """
 
     spec: ModelSpec
@@ -85,11 +93,21 @@ class Request:
     any_engine: bool = False
     rollout: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ValueError(f"gpus must be at least 1, not {self.gpus}")
+        self.step(self.sequence_length if self.micro_tokens is None else self.micro_tokens)
+
+    def step(self, micro_tokens: int) -> StepJob:
+        """The step with this budget, without recompute."""
+        return StepJob(self.sequences, self.sequence_length, micro_tokens, forward_passes=self.forward_passes)
+
 
 class _Candidate(NamedTuple):
-    """Ordered by time, then by how little a layout divides."""
+    """Ordered by time; of equally fast ones that with most replicas comes first."""
 
     seconds: float
+    order: tuple[int, ...]
     layout: Layout
     job: StepJob
     cost: StepCost
@@ -131,35 +149,40 @@ def plan(request: Request, top: int = 10) -> list[Plan]:
 
 
 def _training_plans(request: Request, gpus: int, top: int) -> list[Plan]:
+    """Best first: what does not fit comes back with recompute, which is slower by itself, at its new place."""
     spec, hardware = request.spec, request.hardware
-    candidates = sorted(_candidates(request, gpus), key=lambda c: (round(c.seconds, 9), c.layout, c.job.micro_tokens))
+    room = hardware.memory * FILL
+    heap = list(_candidates(request, gpus))
+    heapq.heapify(heap)
     found: dict[Layout, Plan] = {}
     refused: dict[Layout, list[Diagnostic]] = {}
-    leanest: tuple[float, str] | None = None
-    for candidate in candidates:
-        layout = candidate.layout
+    leanest: tuple[float, Layout] | None = None
+    while heap and len(found) < top:
+        candidate = heapq.heappop(heap)
+        layout, job = candidate.layout, candidate.job
         if layout in found or layout in refused:
             continue
-        if least_memory(spec, layout, candidate.job) > hardware.memory:
-            continue
-        allocation = layout.allocation(request.backend)
-        problems = _problems(allocation, request)
-        if problems:
-            refused[layout] = problems
-            continue
-        peak = peak_memory(spec, allocation, candidate.job, hardware)
-        if peak > hardware.memory:
-            leanest = min(leanest or (peak, ""), (peak, str(allocation)))
-            continue
-        found[layout] = Plan(allocation, candidate.job, candidate.cost, peak, hardware.memory)
-        if len(found) == top:
-            break
+        peak = least_memory(spec, layout, job)
+        if peak <= room:
+            allocation = layout.allocation(request.backend)
+            refused_for = _problems(allocation, request)
+            if refused_for:
+                refused[layout] = refused_for
+                continue
+            peak = peak_memory(spec, allocation, job, hardware)
+            if peak <= room:
+                found[layout] = Plan(allocation, job, candidate.cost, peak, hardware.memory)
+                continue
+        leanest = min(leanest or (peak, layout), (peak, layout))
+        if not job.recompute:
+            heapq.heappush(heap, _candidate(request, layout, replace(job, recompute=True)))
     if not found:
-        raise NoPlanError(_why(request, gpus, candidates, refused, leanest))
+        raise NoPlanError(_why(request, gpus, refused, leanest))
     return list(found.values())
 
 
 def _candidates(request: Request, gpus: int) -> Iterator[_Candidate]:
+    """Every layout with every token budget, without recompute."""
     letters = get_backend(request.backend).letters
     if not request.any_engine:
         letters = letters.replace("c", "").replace("v", "")  # AL210, AL211
@@ -172,12 +195,13 @@ def _candidates(request: Request, gpus: int) -> Iterator[_Candidate]:
         gpus_per_node=request.hardware.gpus_per_node,
     ):
         for micro_tokens in _budgets(request, layout):
-            for recompute in (False, True):
-                job = StepJob(
-                    request.sequences, request.sequence_length, micro_tokens, recompute, request.forward_passes
-                )
-                cost = step_cost(request.spec, layout, request.hardware, job)
-                yield _Candidate(cost.seconds, layout, job, cost)
+            yield _candidate(request, layout, request.step(micro_tokens))
+
+
+def _candidate(request: Request, layout: Layout, job: StepJob) -> _Candidate:
+    cost = step_cost(request.spec, layout, request.hardware, job)
+    order = (-layout.dp, *layout[1:], job.micro_tokens, job.recompute)
+    return _Candidate(round(cost.seconds, 9), order, layout, job, cost)
 
 
 def _budgets(request: Request, layout: Layout) -> list[int]:
@@ -204,25 +228,17 @@ def _problems(allocation: ModelAllocation, request: Request) -> list[Diagnostic]
 
 
 def _why(
-    request: Request,
-    gpus: int,
-    candidates: list[_Candidate],
-    refused: dict[Layout, list[Diagnostic]],
-    leanest: tuple[float, str] | None,
+    request: Request, gpus: int, refused: dict[Layout, list[Diagnostic]], leanest: tuple[float, Layout] | None
 ) -> str:
     """What stood in the way of every layout."""
-    if not candidates:
-        return f"{request.sequences} sequences and {gpus} GPUs admit no layout of this model"
     if leanest is not None:
-        peak, text = leanest
-        return f"nothing fits: {text}, the leanest, needs {peak / GIB:.1f} GiB of {request.hardware.memory / GIB:.1f}"
+        peak, layout = leanest
+        text = layout.allocation(request.backend)
+        memory = f"{FILL:.0%} of {request.hardware.memory / GIB:.1f} GiB may be used"
+        return f"nothing fits: {text}, the leanest, needs {peak / GIB:.1f} GiB a GPU; {memory}"
     if refused:
-        first = next(iter(refused.values()))
-        return "no layout is legal: " + "; ".join(d.message for d in first)
-    least, text = min(
-        (least_memory(request.spec, c.layout, c.job), str(c.layout.allocation(request.backend))) for c in candidates
-    )
+        messages = dict.fromkeys(d.message for d in next(iter(refused.values())))
+        return "no layout is legal: " + "; ".join(messages)
     return (
-        f"nothing fits: {text}, the leanest, needs at least {least / GIB:.1f} GiB of"
-        f" {request.hardware.memory / GIB:.1f}"
+        f"no layout has {gpus} ranks: t divides the attention heads, p is at most the layers, d at most the sequences"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from areal_like.alloc import ModelAllocation, get_backend
+from areal_like.preflight.enumeration import Layout, divisors
 from areal_like.preflight.generation_cost import GenerationCost, generation_cost
 from areal_like.preflight.hardware import Hardware
-from areal_like.preflight.enumeration import Layout, divisors
 from areal_like.spec import ModelSpec
 
 __all__ = ["RolloutPlan", "rollout_plans", "shares"]

@@ -70,7 +70,7 @@ def stage_terms(spec: ModelSpec, sequence_length: int, stages: int, chunks: int)
     result = []
     for rank, terms in enumerate(held):
         is_first, is_last = rank == 0, rank == stages - 1
-        stage = StageTerms(*(sum(column) for column in zip(*terms, strict=True)))  # type: ignore[arg-type]
+        stage = StageTerms(*(sum(column) for column in zip(*terms, strict=True)))
         copies = 1 if is_first and is_last and spec.tied_embeddings else is_first + is_last
         result.append(
             stage._replace(
