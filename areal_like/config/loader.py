@@ -81,6 +81,14 @@ def examine(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, text
     return Examined(config, findings.all, complete)
 
 
+def read_text(path: str | os.PathLike[str]) -> str | tuple[Diagnostic, ...]:
+    """What a file says, or why it cannot be read."""
+    try:
+        return _text(os.fspath(path), Findings())
+    except ConfigError as error:
+        return error.diagnostics
+
+
 def _text(file: str, findings: Findings) -> str:
     """What a file says; ConfigError when it cannot be read."""
     start = Place(file, 1, 1, "", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from areal_like.config import RLConfig
 from areal_like.preflight.job import Cluster
@@ -21,13 +22,13 @@ LARGEST = 2**20
 
 
 def parse_cluster(text: str, config: RLConfig | None = None) -> Cluster:
-    """The cluster of a text; what it does not say is as in the configuration.
+    """The cluster of a text; what it does not say is as in the configuration, and 80 GiB for a GPU.
 
     Raises:
         ValueError: in words for the user.
     """
     cluster = Cluster() if config is None else Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node)
-    given: dict[str, int] = {}
+    given: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name.strip() not in _FIELDS:
@@ -36,7 +37,7 @@ def parse_cluster(text: str, config: RLConfig | None = None) -> Cluster:
             )
         sizes = parse_bytes(value) if "memory" in name else _count(part, value)
         given[_FIELDS[name.strip()]] = sizes
-    return replace(cluster, **given)
+    return replace(cluster, memory_is_known=True, **given)
 
 
 def parse_bytes(text: str) -> int:

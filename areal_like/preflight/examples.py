@@ -49,9 +49,10 @@ BASE_MODEL: dict[str, Any] = {
 
 def findings(example: Example) -> tuple[Diagnostic, ...]:
     """What loading and the rules find in an example."""
-    config, found, _ = examine("job.yaml", example.changes, text=BASE_JOB)
+    text = BASE_JOB if example.text is None else example.text
+    config, found, _ = examine("job.yaml", example.changes, text=text)
     if config is None:
         return found
     spec = ModelSpec.from_config({**BASE_MODEL, **dict(example.model)}) if example.model else None
-    cluster = parse_cluster(example.cluster, config) if example.cluster else None
+    cluster = parse_cluster(example.cluster, config)
     return (*found, *check_job(make_job(config, spec=spec, cluster=cluster)))

@@ -21,12 +21,18 @@ ROLES = ("rollout", "actor", "critic", "ref")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines of one kind; sizes in bytes. `host_memory_bytes` of a node is None when it is not known."""
+    """Machines of one kind; sizes in bytes.
+
+    Attributes:
+        host_memory_bytes: of a node; None when it is not known.
+        memory_is_known: somebody said how much memory a GPU has; if not, `gpu_memory_bytes` is an assumption.
+    """
 
     nodes: int = 1
     gpus_per_node: int = 8
     gpu_memory_bytes: int = 80 * GIB
     host_memory_bytes: int | None = None
+    memory_is_known: bool = False
 
     @property
     def gpus(self) -> int:
@@ -116,7 +122,7 @@ def make_job(
         on_gpus: whether ranks have GPUs; by default as `device` and the section `cluster` say.
     """
     if on_gpus is None:
-        stated = "n_gpus_per_node" in config.cluster.model_fields_set or cluster is not None
+        stated = "n_gpus_per_node" in config.cluster.model_fields_set
         on_gpus = config.device == "cuda" or (config.device == "auto" and stated)
     if cluster is None:
         cluster = Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node)

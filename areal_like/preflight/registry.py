@@ -43,11 +43,13 @@ class Example:
         changes: as on the command line, `key=value`.
         model: entries that replace those of the config.json of `examples.BASE_MODEL`.
         cluster: as after `--cluster`.
+        text: a whole file instead of that job.
     """
 
-    changes: tuple[str, ...]
+    changes: tuple[str, ...] = ()
     model: tuple[tuple[str, Any], ...] = ()
     cluster: str = ""
+    text: str | None = None
 
 
 @dataclass(frozen=True)
