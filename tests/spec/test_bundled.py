@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import areal_like.spec.bundled as bundled
 from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec, ModelSpecError, bundled_names
@@ -17,7 +17,6 @@ FILES = sorted(p for p in Path(bundled.__file__).parent.glob("*.json") if p.name
 ENTRIES = {e["names"][0]: e for p in FILES for e in json.loads(p.read_text())["models"]}
 
 PUBLISHED = {
-    # Totals of the checkpoints as the Hub shows them beside the model card.
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
     "meta-llama/Llama-2-13b-hf": 13_015_864_320,
     "meta-llama/Llama-2-70b-hf": 68_976_648_192,
@@ -50,11 +49,10 @@ PUBLISHED = {
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
     "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
-    "Qwen/Qwen3.5-35B-A3B": 34_660_610_688,
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "deepseek-ai/DeepSeek-V2": 235_741_434_880,
-    "deepseek-ai/DeepSeek-V3": 671_026_419_200,
-    "deepseek-ai/DeepSeek-R1": 671_026_419_200,
+    "deepseek-ai/DeepSeek-V3": 684_531_386_000,
+    "deepseek-ai/DeepSeek-R1": 684_531_386_000,
     "mistralai/Mistral-7B-v0.1": 7_241_732_096,
     "mistralai/Mistral-7B-v0.3": 7_248_023_552,
     "mistralai/Mistral-Nemo-Base-2407": 12_247_782_400,
@@ -73,23 +71,40 @@ PUBLISHED = {
     "openai/gpt-oss-20b": 20_914_757_184,
     "openai/gpt-oss-120b": 116_829_156_672,
     "MiniMaxAI/MiniMax-Text-01": 456_089_655_296,
+    "MiniMaxAI/MiniMax-M2": 228_689_764_864,
+    "zai-org/GLM-4.5-Air": 110_468_824_832,
+    "zai-org/GLM-4.5": 358_337_791_296,
+    "allenai/OLMo-2-0425-1B": 1_484_916_736,
+    "allenai/OLMo-2-0325-32B": 32_234_279_936,
 }
-"""Numbers of the model's own tensors: with the routers' correction biases, without multi-token prediction."""
+"""Totals of the checkpoints as the Hub shows them; for those with extra tensors see `EXTRAS`."""
+
+WITH_TOWER = {
+    # Totals with the vision tower, and what decides the size of that.
+    "Qwen/Qwen3.5-0.8B": (852_985_920, {"depth": 12, "hidden_size": 768, "intermediate_size": 3072}),
+    "Qwen/Qwen3.5-2B": (2_213_241_664, {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096}),
+    "Qwen/Qwen3.5-4B": (4_539_265_536, {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096}),
+    "Qwen/Qwen3.5-9B": (9_409_813_744, {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304}),
+    "Qwen/Qwen3.5-27B": (27_356_728_560, {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304}),
+    "Qwen/Qwen3.5-35B-A3B": (35_107_181_936, {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304}),
+    "google/gemma-3-4b-pt": (4_300_079_472, {}),
+    "google/gemma-3-12b-pt": (12_187_325_040, {}),
+    "google/gemma-3-27b-pt": (27_432_406_640, {}),
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": (24_011_361_280, {}),
+}
+SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16} | {
+    "image_size": 896,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
 
 ROUNDED = {
     # What the model cards state in billions, where no exact total of these tensors is published.
     "meta-llama/Llama-3.1-70B": (70.6, 0.1),
     "Qwen/Qwen2-57B-A14B": (57.4, 0.1),
-    "Qwen/Qwen3.5-27B": (27, 0.5),
     "Qwen/Qwen3.5-122B-A10B": (122, 0.5),
     "Qwen/Qwen3.5-397B-A17B": (397, 1),
-    "google/gemma-3-4b-pt": (3.88, 0.01),
-    "google/gemma-3-12b-pt": (11.77, 0.01),
-    "google/gemma-3-27b-pt": (27.01, 0.01),
-    "moonshotai/Kimi-K2-Instruct": (1026, 1),
-    "zai-org/GLM-4.5-Air": (106, 1),
-    "zai-org/GLM-4.5": (355, 3),
-    "MiniMaxAI/MiniMax-M2": (229, 0.5),
+    "moonshotai/Kimi-K2-Instruct": (1026.408, 0.001),
     "allenai/OLMo-2-1124-7B": (7.3, 0.01),
     "allenai/OLMo-2-1124-13B": (13.7, 0.05),
 }
@@ -114,10 +129,63 @@ def test_parameters_are_those_of_transformers(name):
     assert spec.buffers() == sum(corrections)
 
 
+def prediction_module(spec: ModelSpec) -> int:
+    """A layer for multi-token prediction (arXiv:2412.19437, 2.2) as stored: with three norms and a projection of two
+    hidden states to one, its own correction bias, and copies of both embeddings."""
+    own = 3 * spec.hidden_size + 2 * spec.hidden_size**2 + spec.num_experts
+    return spec.layer_parameters() + own + 2 * spec.vocab_size * spec.hidden_size
+
+
+def scales_of_v3(spec: ModelSpec) -> int:
+    """One scale for each 128 x 128 block of an FP8 matrix; every matrix of a layer but the router's is in FP8."""
+
+    def blocks(rows: int, columns: int) -> int:
+        return -(-rows // 128) * -(-columns // 128)
+
+    latent, hidden, heads = spec.latent_attention, spec.hidden_size, spec.num_attention_heads
+    attention = blocks(latent.q_lora_rank, hidden) + blocks(heads * spec.head_dim, latent.q_lora_rank)
+    attention += blocks(latent.kv_lora_rank + latent.qk_rope_head_dim, hidden) + blocks(hidden, heads * 128)
+    attention += blocks(heads * 256, latent.kv_lora_rank)
+    dense = 3 * blocks(spec.intermediate_size, hidden)
+    experts = (spec.num_experts + 1) * 3 * blocks(spec.moe_intermediate_size, hidden)
+    layers = spec.num_layers + spec.mtp_layers
+    return layers * attention + len(spec.dense_layers) * dense + (layers - len(spec.dense_layers)) * experts
+
+
+EXTRAS = {
+    "deepseek-ai/DeepSeek-V3": lambda spec: prediction_module(spec) + scales_of_v3(spec),
+    "deepseek-ai/DeepSeek-R1": lambda spec: prediction_module(spec) + scales_of_v3(spec),
+    "zai-org/GLM-4.5-Air": prediction_module,
+    "zai-org/GLM-4.5": prediction_module,
+}
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_totals_are_the_published_ones(name):
     spec = ModelSpec.bundled(name)
-    assert spec.parameters() + spec.buffers() == PUBLISHED[name]
+    extras = EXTRAS[name](spec) if name in EXTRAS else 0
+    assert spec.parameters() + spec.buffers() + extras == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", WITH_TOWER)
+def test_the_text_part_of_a_multimodal_model(name):
+    spec, (total, tower) = ModelSpec.bundled(name), WITH_TOWER[name]
+    (config,) = [e["config"] for e in ENTRIES.values() if name in e["names"]]
+    text = {key: value for key, value in config.items() if key != "rope_scaling"}
+    kind = {"mistral": "mistral3", "gemma3_text": "gemma3"}.get(spec.architecture) or spec.architecture[:-5]
+    if kind == "mistral3":
+        config = AutoConfig.for_model(kind, text_config=text, tie_word_embeddings=False)
+    elif kind == "gemma3":
+        config = AutoConfig.for_model(kind, text_config=text, vision_config=SIGLIP)
+    else:
+        vision = tower | {"out_hidden_size": spec.hidden_size}
+        tied = spec.tied_embeddings
+        config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == total
+    head = 0 if spec.tied_embeddings else model.lm_head.weight.numel()
+    assert sum(p.numel() for p in model.model.language_model.parameters()) + head == spec.parameters()
 
 
 @pytest.mark.parametrize("name", ROUNDED)
