@@ -112,7 +112,9 @@ class TrainDatasetConfig(Section):
     shuffle: bool = key(True, "Visit the rows in a new order each epoch, drawn from `seed`.")
     drop_last: bool = key(True, "Leave out the last batch of an epoch when it is not full.")
     max_length: int | None = key(None, "Prompts that are longer are left out.", unit="tokens", ge=1)
-    kwargs: dict[str, Any] = key(dict, "Parameters of a reasoning_gym task, as that package names them.")
+    kwargs: dict[str, Any] | None = key(
+        None, "Parameters of a reasoning_gym task, as that package names them; null for none."
+    )
     num_workers: int = key(
         0,
         "Processes that prepare rows.",

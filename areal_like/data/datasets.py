@@ -28,12 +28,12 @@ def load_rows(section: TrainDatasetConfig, *, seed: int, asker: Asker | None = N
     """
     asker = asker or Asker()
     if section.path.startswith(PREFIX):
-        return generated_rows(section.path, section.kwargs, section.split, seed, asker)
+        return generated_rows(section.path, section.kwargs or {}, section.split, seed, asker)
     if section.kwargs:
         raise asker.error(
             "AL564",
             f"kwargs are parameters of generated tasks, and {section.path} is none",
-            f"remove kwargs, or set path to {PREFIX}TASK",
+            f"remove kwargs (in an override: kwargs=null), or set path to {PREFIX}TASK",
             key="kwargs",
         )
     local = Path(section.path).expanduser()
