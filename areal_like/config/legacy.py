@@ -32,6 +32,10 @@ ROOTS: dict[str, str] = {
 """Sections at the top of a file of another system, and its name for `areal-like convert --from`."""
 
 
+ROLES = {"actor": "actor", "ref": "ref", "critic": "critic", "rollout": "rollout", "generation": "rollout"}
+"""Steps that say which section here a key of another system belongs to."""
+
+
 @dataclass(frozen=True)
 class Legacy:
     """One key.
@@ -39,7 +43,8 @@ class Legacy:
     Attributes:
         key: its last steps, dotted; without `actor_rollout_ref`.
         what: completes "KEY is ...".
-        instead: what to write; `{value}` is the value given, `{role}` the section that it stands in.
+        instead: what to write; `{value}` is the value given, `{role}` the section that it stands in, `{engine}` a
+            backend of that role.
     """
 
     key: str
@@ -49,7 +54,7 @@ class Legacy:
 
 def _letter(letter: str, name: str) -> tuple[Legacy, ...]:
     """A parallel size, in the spellings of verl, Megatron-LM, AReaL and of configuration files in general."""
-    example = f"megatron:{'' if letter == 'd' else 'd1'}{letter}{{value}}"
+    example = f"{{engine}}:{'' if letter == 'd' else 'd1'}{letter}{{value}}"
     instead = f"write the letter {letter} of {{role}}.backend, as in {example}"
     spellings = [f"{name}_model_parallel_size", f"{name}_parallel_size"]
     return tuple(Legacy(key, "a parallel size, which the `backend` string says", instead) for key in spellings)
@@ -61,6 +66,7 @@ _CAP = (
     "sequence_truncate, or disabled, which is rejection_sampling: null"
 )
 _PROFILE = "this version records no profile: remove it"
+_STAY = "remove it: models stay where they were loaded"
 _WRONG = "no key of any version of verl"
 
 LEGACY: tuple[Legacy, ...] = (
@@ -108,6 +114,14 @@ LEGACY: tuple[Legacy, ...] = (
     Legacy("profile.step_start", "gone from verl", _PROFILE),
     Legacy("profile.step_end", "gone from verl", _PROFILE),
     Legacy("profile.save_path", "gone from verl", _PROFILE),
+    Legacy("param_offload", "a switch of verl", _STAY),
+    Legacy("grad_offload", "a switch that verl takes and never reads", _STAY),
+    Legacy("optimizer_offload", "a switch of verl", _STAY),
+    Legacy("kl_ctrl.type", "verl's control of the divergence", "remove it: the weight actor.kl_ctl is fixed"),
+    Legacy("kl_ctrl.horizon", "verl's control of the divergence", "remove it: the weight actor.kl_ctl is fixed"),
+    Legacy("kl_ctrl.target_kl", "verl's control of the divergence", "remove it: the weight actor.kl_ctl is fixed"),
+    Legacy("model_path", "a flag that verl's evaluation does not have", "write actor.path: {value}"),
+    Legacy("eval_data", "a flag that verl's evaluation does not have", "write valid_dataset.path: {value}"),
     Legacy("dry_run", "an option that verl does not have", "`areal-like check FILE` does it"),
     # verl: keys that exist, and that several keys here replace
     Legacy(
@@ -229,12 +243,13 @@ def look_up(path: str, value: Any) -> tuple[str, str] | None:
         return None
     if steps[-1] == "allocation_mode":
         return _allocation_mode(value)
-    role = next((step for step in steps if step in ("actor", "ref", "critic", "rollout")), "actor")
+    role = next((ROLES[step] for step in steps if step in ROLES), "actor")
+    engine = "sglang" if role == "rollout" else "megatron"
     given = "..." if isinstance(value, dict | list) or value is None else shown(value)
     for start in range(len(steps)):
         found = _legacy().get(".".join(steps[start:]))
         if found is not None:
-            return found.what, found.instead.format(value=given, role=role)
+            return found.what, found.instead.format(value=given, role=role, engine=engine)
     return _converted(steps, path.lstrip("+").startswith("-"), value)
 
 
@@ -262,7 +277,8 @@ def _allocation_mode(value: Any) -> tuple[str, str]:
 def _converted(steps: list[str], is_flag: bool, value: Any) -> tuple[str, str] | None:
     """From the tables of `convert`. They are read only here: a file without foreign keys does not need them."""
     rows = _rows()
-    found = rows.get(".".join(steps))
+    role = steps[0] if steps[0] in ("ref", "critic") else "actor"
+    found = rows.get(".".join(steps)) or (rows.get(".".join(["actor", *steps[1:]])) if role != "actor" else None)
     if found is None or (found[0] == "Megatron-LM" and not is_flag and steps[0] in _our_names()):
         return None
     system, row = found
@@ -276,7 +292,8 @@ def _converted(steps: list[str], is_flag: bool, value: Any) -> tuple[str, str] |
             text = shown(row.forth(value) if row.forth else value)
         except NoCounterpart as error:
             text = f"... ({error})"
-    return f"{system}'s", f"write {row.ours}: {text}"
+    ours = f"{role}.{row.ours.removeprefix('actor.')}" if row.ours.startswith("actor.") else row.ours
+    return f"a key of {system}", f"write {ours}: {text}"
 
 
 @cache

@@ -32,6 +32,11 @@ def _apply(model: type[Section], root: Entry, text: str, number: int, findings: 
     key = name.strip().lstrip("+")
     start = name.index(key) + 1 if key else 1
     steps = paths.split(key)
+    replaced = look_up(key, None) if key.startswith("--") and not equals else None
+    if replaced is not None:
+        what, instead = replaced
+        findings.error("AL814", f"{key} is {what}", place(start, len(key)), path=key, help=instead)
+        return
     if not equals or steps is None or isinstance(steps[0], int):
         hint = "write key=value with a key of the schema, as in actor.optimizer.lr=1e-5"
         findings.error("AL810", f"{text!r} is not an override", place(1, len(text)), help=hint)
