@@ -1,0 +1,342 @@
+"""Predicted memory: against peaks measured on a GPU, against the engine's own constants and code, and by hand."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from areal_like.alloc import ModelAllocation
+from areal_like.cli import main
+from areal_like.cli.explain import memory
+from areal_like.spec import ModelSpec
+from areal_like.spec.memory import GIB, MemoryJob, activations, kv_cache, logits, predict, transfer
+from areal_like.spec.memory.megatron_formula import megatron_estimate
+
+ROOT = Path(__file__).parents[2]
+ONE = ModelAllocation.parse("megatron:d1")
+QWEN = ModelSpec.find("Qwen/Qwen2.5-1.5B")
+MOE30 = ModelSpec.find("Qwen/Qwen3-30B-A3B")
+MOE8 = ModelSpec.from_config(
+    {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 8,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+    }
+)
+PEAKS = [
+    (QWEN, "update", 68.99),
+    (QWEN, "log-probs", 37.01),
+    (MOE8, "update", 120.08),
+    (MOE8, "log-probs", 105.45),
+]
+"""GiB on one H200, `benchmarks/train_step.py`: four micro-batches of 16,384 tokens in sequences of 1,024."""
+
+
+@pytest.mark.parametrize(("spec", "phase", "peak"), PEAKS)
+def test_measured_peaks(spec: ModelSpec, phase: str, peak: float) -> None:
+    plan = predict(spec, ONE, MemoryJob(micro_tokens=16384, seq=1024, micro_batches=4))
+    assert plan.ranks[0].phase(phase).allocated / GIB == pytest.approx(peak, rel=0.005)
+
+
+def test_a_dense_layer_by_hand() -> None:
+    """Qwen2.5-1.5B, 16,384 tokens: the tensors that TransformerEngine's layers save."""
+    layer = activations.layer_memory(QWEN, ONE, MemoryJob(16384, 1024), experts=False)
+    per_token = 4 * 3072 + 2 * 4 + (3072 + 2 * 512) + 3072 + 48 + 3 * 17920
+    assert layer.total == 16384 * per_token
+    assert layer.boundary == 16384 * 3072 and layer.routing_tables == 0
+
+
+def test_an_expert_layer_by_hand() -> None:
+    layer = activations.layer_memory(MOE8, ONE, MemoryJob(16384, 1024), experts=True)
+    attention = 2 * 4096 + 4 + (8192 + 1024 + 4 * 36) + (8192 + 2 * 1024) + 8192 + 128
+    experts = 2 * 4096 + 4 + 8 * 4096 + 8 * 3 * 1536
+    routing = 128 * 5 + 4 * 257 + 12 * 8 + 12 * 8
+    assert layer.total == 16384 * (attention + experts + routing)
+
+
+def test_tensor_and_expert_ranks_divide_activations() -> None:
+    whole = activations.layer_memory(MOE8, ONE, MemoryJob(16384, 1024), experts=True)
+    split = ModelAllocation.parse("megatron:(attn:d1t4|ffn:t4)")
+    job = MemoryJob(16384, 1024)
+    assert (
+        activations.layer_memory(MOE8, split, job, experts=True).saved["rows of experts"]
+        == whole.saved["rows of experts"]
+    )  # gathered over the expert tensor ranks
+    dense = activations.layer_memory(QWEN, ModelAllocation.parse("megatron:t2"), job, experts=False)
+    assert dense.total * 2 == activations.layer_memory(QWEN, ONE, job, experts=False).total
+    spread = activations.layer_memory(MOE8, ModelAllocation.parse("megatron:d8e8"), job, experts=True)
+    assert spread.saved["rows of experts"] == whole.saved["rows of experts"] * activations.IMBALANCE
+
+
+@pytest.mark.parametrize(
+    ("text", "micro_batches", "expected"),
+    [
+        ("megatron:p4", 8, [4, 3, 2, 1]),
+        ("megatron:p4", 2, [2, 2, 2, 1]),
+        ("megatron:d1", 8, [1]),
+        ("megatron:p2v2", 8, [5, 3]),
+    ],
+)
+def test_passes_in_flight(text: str, micro_batches: int, expected: list[int]) -> None:
+    """1F1B: p - stage. Interleaved: twice the stages behind, the other virtual stages, and the one at work."""
+    allocation = ModelAllocation.parse(text)
+    assert [activations.in_flight(allocation, s, micro_batches) for s in range(allocation.pp)] == expected
+
+
+def test_recompute() -> None:
+    peaks = {}
+    for kind in ("none", "selective", "full"):
+        plan = predict(QWEN, ONE, MemoryJob(16384, 1024, recompute=kind))
+        peaks[kind] = plan.ranks[0].phase("update").parts["activations"]
+    assert peaks["none"] - peaks["selective"] == 28 * 16384 * 4 * 12  # the log-sum-exp of twelve heads
+    assert peaks["full"] == (28 + 2) * 16384 * 3072  # one input a layer, and the final norm
+    pairs = predict(QWEN, ONE, MemoryJob(16384, 1024, recompute="full", recompute_layers=2))
+    assert pairs.ranks[0].phase("update").parts["activations"] == (14 + 2) * 16384 * 3072
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "options", "each"),
+    [
+        ("megatron:d1", "bfloat16", {}, (2, 4, 12)),
+        ("megatron:d4", "bfloat16", {}, (2, 4, 3)),
+        ("megatron:d4", "bfloat16", {"distributed_optimizer": False}, (2, 4, 12)),
+        ("megatron:d2c2", "float32", {}, (4, 4, 2)),
+        ("megatron:d4", "bfloat16", {"optimizer": "sgd"}, (2, 4, 4)),
+        ("megatron:d4", "bfloat16", {"optimizer": None}, (2, 0, 0)),
+        ("megatron:d4", "bfloat16", {"grad_reduce_in_fp32": False}, (2, 2, 3)),
+    ],
+)
+def test_states(text: str, dtype: str, options: dict, each: tuple[int, int, int]) -> None:
+    """Bytes a parameter of weights, gradients and optimizer."""
+    plan = predict(QWEN, ModelAllocation.parse(text), MemoryJob(1024, 1024, dtype=dtype, **options))
+    parts = plan.ranks[0].phase("log-probs").parts
+    n = QWEN.parameters()
+    assert (parts["weights"], parts["gradients"], parts["optimizer"]) == tuple(n * size for size in each)
+
+
+def test_the_last_stage_has_the_logits() -> None:
+    plan = predict(QWEN, ModelAllocation.parse("megatron:p2"), MemoryJob(8192, 1024))
+    first, last = (rank.phase("update").parts for rank in plan.ranks)
+    assert "logits" not in first and last["logits"] == 2 * 8192 * 151936 * 2
+    assert sum(plan.split) == 28 and plan.split[0] > plan.split[1]
+
+
+def constant(path: str, name: str) -> int:
+    """A module's constant without importing it (and torch's distributed parts with it)."""
+    for node in ast.parse((ROOT / "areal_like" / path).read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return eval(ast.unparse(node.value))
+    raise KeyError(name)
+
+
+def test_constants_are_the_engines() -> None:
+    assert constant("engines/megatron/log_probs.py", "CHUNK_TOKENS") == logits.CHUNK_TOKENS
+    assert constant("engines/megatron/weights.py", "BUCKET_BYTES") == transfer.BUCKET
+    assert constant("engines/megatron/weights.py", "SHARD_BYTES") == transfer.SHARD
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the storages made while it is on that are alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.sizes and storage.nbytes():
+                    known = any(
+                        isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == storage._cdata
+                        for x in torch.utils._pytree.tree_leaves((args, kwargs))
+                    )
+                    if not known:
+                        self.sizes[storage._cdata] = storage.nbytes()
+                        weakref.finalize(storage, self.sizes.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return out
+
+
+class _Alone:
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy", ["none", "report", "loss"])
+@pytest.mark.parametrize("tokens", [4096, 1024])
+def test_chunks_are_what_the_log_probabilities_allocate(
+    dtype: str, temperature: float, entropy: str, tokens: int
+) -> None:
+    """Every storage that the engine's function makes on the CPU, at its fullest moment."""
+    from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
+
+    columns = 512
+    spec = ModelSpec.from_config(
+        {
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "vocab_size": columns,
+            "max_position_embeddings": 64,
+        }
+    )
+    job = MemoryJob(tokens, 1024, dtype=dtype, temperature=temperature, entropy=entropy)
+    values = torch.randn(tokens, columns, dtype=getattr(torch, dtype)).requires_grad_(True)
+    labels = torch.randint(0, columns, (tokens,))
+    with Live() as live:
+        log_probs, entropies = vocab_parallel_log_probs(
+            values,
+            labels,
+            group=_Alone(),
+            vocab_size=columns,
+            temperature=temperature,
+            with_entropy=entropy != "none",
+        )
+    chunk = 1024 * columns * 4
+    assert live.peak / chunk == pytest.approx(logits.chunks(spec, ONE, job, backward=False) / chunk, abs=0.3)
+    total = log_probs.sum() + (entropies.sum() if entropy == "loss" else 0.0)
+    with Live() as live:
+        total.backward()
+    made = live.peak - logits.logits(spec, ONE, job)
+    assert made / chunk == pytest.approx(logits.chunks(spec, ONE, job, backward=True) / chunk, abs=0.3)
+
+
+def test_keys_and_values() -> None:
+    job = MemoryJob(4096, 4096, gpu_memory=80 * GIB)
+    rollout = ModelAllocation.parse("sglang:d1t8")
+    assert kv_cache.sequence_bytes(QWEN, ModelAllocation.parse("huggingface:d1"), job) == 4096 * 2 * 28 * 256 * 2
+    assert kv_cache.sequence_bytes(QWEN, rollout, job) == 4096 * 2 * 28 * 128 * 2  # two heads on eight ranks: repeated
+    deepseek = ModelSpec.find("deepseek-ai/DeepSeek-V3")
+    assert kv_cache.sequence_bytes(deepseek, rollout, job) == 4096 * 61 * (512 + 64) * 2
+
+
+def test_a_colocated_rollout_shares_the_gpu() -> None:
+    rollout = ModelAllocation.parse("huggingface:d1")
+    apart = predict(QWEN, ONE, MemoryJob(4096, 4096, rollout=rollout, gpu_memory=80 * GIB))
+    shared = predict(QWEN, ONE, MemoryJob(4096, 4096, rollout=rollout, colocated=True, gpu_memory=80 * GIB))
+    assert apart.rollout is not None and [p.name for p in apart.rollout.phases] == ["rollout"]
+    both = shared.ranks[0].phase("rollout").parts
+    assert shared.rollout is None and both["rollout weights"] == both["weights"] == 2 * QWEN.parameters()
+    taken = sum(size for part, size in both.items() if part != "KV cache")
+    assert both["KV cache"] == (80 * GIB - taken) // 2
+    assert apart.rollout.phase("rollout").parts["KV cache"] == 256 * 4096 * 28 * 2 * 256 * 2
+
+
+def test_host_memory_grows_with_the_phases() -> None:
+    plan = predict(MOE30, ModelAllocation.parse("megatron:d2t8"), MemoryJob(4096, 4096))
+    assert plan.host["checkpoint"] > 4 * GIB + 8 * 3 * GIB
+    assert set(plan.host) == {"load", "weight transfer", "checkpoint"}
+
+
+def test_megatrons_formula_by_hand() -> None:
+    """Llama-2-7B on one rank: 18 bytes a parameter, and the coarse activation term with its 5 %."""
+    spec = ModelSpec.from_config(
+        {
+            "model_type": "llama",
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "intermediate_size": 11008,
+            "vocab_size": 32000,
+            "max_position_embeddings": 4096,
+        }
+    )
+    tokens, h = 4096, 4096
+    parameters = spec.parameters()
+    passes = tokens * h * 34 * 32 + 9 * tokens + tokens * (h - 1) + 2 * tokens * (32000 + h)
+    assert megatron_estimate(spec, ONE, MemoryJob(tokens, tokens)) == round(18 * parameters + 1.05 * passes)
+
+
+def test_it_is_quick() -> None:
+    import time
+
+    allocation = ModelAllocation.parse("megatron:d2t8p4e8")
+    predict(MOE30, allocation, MemoryJob(4096, 4096))
+    start = time.process_time()
+    for tokens in range(100):
+        predict(MOE30, allocation, MemoryJob(4096 + tokens, 4096))
+    assert (time.process_time() - start) / 100 < 0.002
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"micro_tokens": 0}, {"seq": 0}, {"micro_batches": 0}, {"colocated": True}, {"rollout_sequences": 0}]
+)
+def test_a_job_without_sense(wrong: dict) -> None:
+    with pytest.raises(ValueError):
+        MemoryJob(**({"micro_tokens": 1, "seq": 1} | wrong))
+
+
+# The command
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["explain", "megatron:d1", "--model", "Qwen/Qwen2.5-1.5B", "--seq", "1024", "--micro-tokens", "16384"]
+    assert main([*command, "--gpu-memory", "139GiB"]) == 0
+    text = capsys.readouterr().out
+    assert "stages: 28 = 28 layers" in text and "1,543,714,304 parameters" in text and "139.00: fits" in text
+    assert "Megatron-LM's formula" in text and "host memory" in text
+    assert main([*command, "--gpu-memory", "40GiB"]) == 1
+    assert "does NOT fit" in capsys.readouterr().out
+
+
+def test_explain_json(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["explain", "megatron:d2t2p2e2", "--model", "Qwen/Qwen3-30B-A3B", "--seq", "8192", "--json"]
+    assert main([*command, "--rollout", "huggingface:d8", "--colocated", "--recompute", "full"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [rank["stage"] for rank in data["ranks"]] == [0, 1] and sum(data["stages"]) == 48
+    for rank in data["ranks"]:
+        names = ["load", "rollout", "log-probs", "update", "weight transfer", "checkpoint"]
+        assert list(rank["phases"]) == names
+        for phase in rank["phases"].values():
+            assert phase["total"] == sum(phase["parts"].values()) > phase["allocated"]
+    assert data["worst"]["bytes"] == max(p["total"] for r in data["ranks"] for p in r["phases"].values())
+    assert data["fits"] is False
+
+
+def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "megatron:t3", "--model", "Qwen/Qwen2.5-1.5B"]) == 1
+    assert "key-value heads" in capsys.readouterr().err
+    assert main(["explain", "megatron:d1", "--model", "no/such-model"]) == 2
+    assert "no/such-model" in capsys.readouterr().err
+    assert main(["explain", "megatron:d1q2", "--model", "Qwen/Qwen2.5-1.5B"]) == 2
+    assert main(["explain", "megatron:d1", "--model", "Qwen/Qwen2.5-1.5B", "--colocated"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GiB", 80 * 2**30), ("80GB", 80 * 10**9), ("0.5TiB", 2**39), ("1024", 1024), ("1 gib", 2**30)]
+)
+def test_amounts_of_memory(text: str, size: int) -> None:
+    assert memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "80 apples", "0GiB"])
+def test_no_amounts_of_memory(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="80GiB"):
+        memory(text)
