@@ -70,7 +70,7 @@ def _number(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     from areal_like.preflight.hardware import HardwareError
-    from areal_like.preflight.planner import NoPlanError, Request, plan
+    from areal_like.preflight.planner import ENGINE_CODES, NoPlanError, Request, plan
     from areal_like.spec import ModelSpec, ModelSpecError
 
     try:
@@ -95,6 +95,8 @@ def run(options: argparse.Namespace) -> int:
         plans = plan(request, top=options.top)
     except NoPlanError as error:
         print(f"areal-like plan: {error}", file=sys.stderr)
+        if error.codes & ENGINE_CODES:
+            print("  = help: --engine any plans for an engine that can", file=sys.stderr)
         return 1
     model = spec.published_name or options.model
     if options.json:
@@ -148,11 +150,13 @@ def _yaml(plan: Plan, request: Request, model: str) -> str:
     if plan.rollout is not None:
         block["rollout"] = {"backend": str(plan.rollout.allocation)}
     nodes = -(-request.gpus // node)
-    lines = [
+    head = (
         f"# {request.gpus} {request.hardware.name} on {nodes} node{'s' * (nodes > 1)}: a step of {plan.seconds:.3g} s,"
-        f" {plan.peak / GIB:.1f} of {plan.memory / GIB:.1f} GiB"
-    ]
-    return "\n".join(lines) + "\n" + yaml.safe_dump(block, sort_keys=False)
+        f" {plan.peak / GIB:.1f} of {plan.memory / GIB:.1f} GiB\n"
+    )
+    if nodes > 1:  # a value other than 1 does not load in this version
+        head += f"# cluster.n_nodes is {nodes}: this version starts processes on one machine only\n"
+    return head + yaml.safe_dump(block, sort_keys=False)
 
 
 def _text(plans: list[Plan], request: Request, model: str) -> str:

@@ -16,7 +16,7 @@ from areal_like.preflight.plan_memory import least_memory, peak_memory
 from areal_like.preflight.rollout_plan import RolloutPlan, rollout_plans, shares
 from areal_like.spec import ModelSpec
 
-__all__ = ["NoPlanError", "Plan", "Request", "plan"]
+__all__ = ["ENGINE_CODES", "NoPlanError", "Plan", "Request", "plan"]
 
 ENGINE_CODES = frozenset({"AL210", "AL211", "AL301", "AL302"})
 """What only the engines of this version lack: context parallelism, v, an architecture, a feature of the checkpoint."""
@@ -30,7 +30,15 @@ FILL = 0.95
 
 
 class NoPlanError(ValueError):
-    """No layout can be used; the message says what stood in the way."""
+    """No layout can be used; the message says what stood in the way.
+
+    Attributes:
+        codes: of the findings that every layout has at the least, where none is legal.
+    """
+
+    def __init__(self, message: str, codes: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.codes = codes
 
 
 @dataclass(frozen=True)
@@ -163,21 +171,21 @@ def _training_plans(request: Request, gpus: int, top: int) -> list[Plan]:
         if layout in found or layout in refused:
             continue
         peak = least_memory(spec, layout, job)
-        if peak <= room:
+        if peak <= room or leanest is None or peak < leanest[0]:
             allocation = layout.allocation(request.backend)
-            refused_for = _problems(allocation, request)
-            if refused_for:
-                refused[layout] = refused_for
+            problems = _problems(allocation, request)
+            if problems:
+                refused[layout] = problems
                 continue
-            peak = peak_memory(spec, allocation, job, hardware)
+            peak = max(peak, peak_memory(spec, allocation, job, hardware))
             if peak <= room:
                 found[layout] = Plan(allocation, job, candidate.cost, peak, hardware.memory)
                 continue
-        leanest = min(leanest or (peak, layout), (peak, layout))
+            leanest = min(leanest or (peak, layout), (peak, layout))
         if not job.recompute:
             heapq.heappush(heap, _candidate(request, layout, replace(job, recompute=True)))
     if not found:
-        raise NoPlanError(_why(request, gpus, refused, leanest))
+        raise _why(request, gpus, refused, leanest)
     return list(found.values())
 
 
@@ -229,16 +237,16 @@ def _problems(allocation: ModelAllocation, request: Request) -> list[Diagnostic]
 
 def _why(
     request: Request, gpus: int, refused: dict[Layout, list[Diagnostic]], leanest: tuple[float, Layout] | None
-) -> str:
+) -> NoPlanError:
     """What stood in the way of every layout."""
     if leanest is not None:
         peak, layout = leanest
         text = layout.allocation(request.backend)
         memory = f"{FILL:.0%} of {request.hardware.memory / GIB:.1f} GiB may be used"
-        return f"nothing fits: {text}, the leanest, needs {peak / GIB:.1f} GiB a GPU; {memory}"
+        return NoPlanError(f"nothing fits: {text}, the leanest, needs {peak / GIB:.1f} GiB a GPU; {memory}")
     if refused:
-        messages = dict.fromkeys(d.message for d in next(iter(refused.values())))
-        return "no layout is legal: " + "; ".join(messages)
-    return (
-        f"no layout has {gpus} ranks: t divides the attention heads, p is at most the layers, d at most the sequences"
-    )
+        fewest = min(refused.values(), key=len)
+        message = "no layout is legal: " + "; ".join(d.message for d in fewest)
+        return NoPlanError(message, frozenset(d.code for d in fewest))
+    rule = "t divides the attention heads, p is at most the layers, d at most the sequences"
+    return NoPlanError(f"no layout has {gpus} ranks: {rule}")

@@ -13,6 +13,7 @@ from areal_like.alloc import ModelAllocation
 from areal_like.cli import main
 from areal_like.cli import plan as command
 from areal_like.config import load_config
+from areal_like.preflight import check
 from areal_like.preflight.hardware import Hardware
 from areal_like.preflight.planner import Request, plan
 from areal_like.spec import ModelSpec
@@ -77,6 +78,14 @@ def test_the_yaml_loads(call, rollout):
         assert sum(worlds) == 8
 
 
+def test_the_check_finds_no_error_in_a_plan(call):
+    model = ["--model", "Qwen/Qwen2.5-1.5B", "--gpus", "8", "--seq", "4096", "--batch", "64"]
+    block = yaml.safe_load(call(*model, "--yaml", "--rollout", "huggingface", "--gpu-memory", "80GiB")[1])
+    overrides = [f"{key}={json.dumps(value)}" for key, value in block.items()]
+    found = check(load_config(EXAMPLE, [*overrides, "gconfig.max_new_tokens=3072"]))
+    assert [d.render() for d in found if d.severity == "error"] == []
+
+
 def test_the_yaml_of_a_folded_layout_loads():
     """Colons, brackets and bars in a string."""
     asked = Request(ModelSpec.find("Qwen3-30B-A3B"), 16, Hardware.find("H200"), 64, 8192)
@@ -117,3 +126,10 @@ def test_a_sequence_longer_than_the_budget(call):
 def test_nothing_fits(call):
     status, out, err = call("--model", "Qwen3-30B-A3B", "--gpus", "2", "--seq", "4096", "--batch", "8")
     assert status == 1 and out == "" and "nothing fits" in err
+
+
+def test_a_model_for_another_engine(call):
+    job = ["--model", "Kimi-K2-Base", "--gpus", "512", "--gpu", "H200", "--seq", "8192", "--batch", "512"]
+    status, out, err = call(*job)
+    assert status == 1 and out == "" and "no layout is legal: architecture" in err and "--engine any" in err
+    assert call(*job, "--engine", "any")[0] == 0
