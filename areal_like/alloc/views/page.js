@@ -53,6 +53,11 @@ const rowName = (kind, rank) => kind === "experts" ? "edp " + place(kind, "edp",
 const columnName = (kind, rank) => kind === "attention" ? "tp " + place(kind, "tp", rank)
   : "ep " + place(kind, "ep", rank) + (M.sizes.etp > 1 ? "·" + place(kind, "etp", rank) : "");
 
+function labelEvery(kind) {
+  if (look === "tiny") return 8;
+  const room = (6.2 * columnName(kind, WIDTH[kind] - 1).length) / (size + 4);
+  return room <= 1 ? 1 : room <= 2 ? 2 : 4;
+}
 function cell(kind, rank, column, row) {
   let classes = "c";
   if (M.nodes) {
@@ -65,22 +70,22 @@ function cell(kind, rank, column, row) {
 }
 function grid(kind, pp) {
   const width = WIDTH[kind], base = pp * STAGE + start, count = Math.min(SIZE, STAGE - start), rows = count / width;
-  const bands = [];
-  for (let top = 0; top < rows; top += BAND) {
+  const every = labelEvery(kind), bands = [], band = rows <= 16 ? rows : Math.min(BAND, 4 * Math.ceil(rows / 16));
+  for (let top = 0; top < rows; top += band) {
     const lines = [`<div role="row"><span></span>`];
     for (let c = 0; c < width; c++) {
-      lines.push(`<span role="columnheader" class="axis col">${look !== "tiny" || c % 8 === 0 ? columnName(kind, base + c) : ""}</span>`);
+      lines.push(`<span role="columnheader" class="axis col${every > 1 ? " wide" : ""}">${c % every === 0 ? columnName(kind, base + c) : ""}</span>`);
     }
     lines.push("</div>");
-    for (let r = top; r < Math.min(rows, top + BAND); r++) {
+    for (let r = top; r < Math.min(rows, top + band); r++) {
       const rank = base + r * width;
       const named = look !== "tiny" || r % 4 === 0;
-      const mark = M.nodes && (rank % M.nodes.gpus === 0 || r === top) && (size > 20 || node(rank) % 4 === 0 || r === top);
+      const mark = M.nodes && named && (rank % M.nodes.gpus === 0 || r === top);
       lines.push(`<div role="row"><span role="rowheader" class="axis row">${mark ? `<i>node ${node(rank)}</i>` : ""}${named ? rowName(kind, rank) : ""}</span>`);
       for (let c = 0; c < width; c++) lines.push(cell(kind, rank + c, c, r - top));
       lines.push("</div>");
     }
-    bands.push(`<div class="band" style="grid-template-columns:auto repeat(${width},var(--size))">${lines.join("")}</div>`);
+    bands.push(`<div class="band" style="grid-template-columns:max-content repeat(${width},var(--size))">${lines.join("")}</div>`);
   }
   const caption = MOE ? `<figcaption>${kind === "attention" ? "attention" : "experts"}</figcaption>` : "";
   return `<figure class="${kind}">${caption}<div class="scroll" role="grid" aria-label="${kind} of stage ${pp}">${bands.join("")}</div></figure>`;
@@ -153,7 +158,9 @@ function choose(rank, focus) {
   }
   $("panel").innerHTML = rank === null ? about() : story(rank);
   if (rank !== null) $("said").textContent = `Rank ${rank}. ` + sentences(rank);
-  if (focus) { const target = $(focus[0] + rank); if (target) target.focus(); }
+  const target = $((focus ?? "attention")[0] + rank);
+  if (target && focus) target.focus();
+  if (target) target.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 const dims = (kind) => GRIDS[kind].filter((d) => M.sizes[d] > 1 && !(kind === "experts" && d === "pp"));
 function reach(ranks) {

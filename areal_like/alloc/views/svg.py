@@ -19,10 +19,12 @@ __all__ = ["render"]
 LIMIT = 4096
 """Ranks drawn at most, roughly: whole rows and whole stages."""
 BAND = 32
-"""Rows of a grid before it goes on beside itself."""
+"""Rows, at most, of a grid before it goes on beside itself."""
 WIDTH = 1180
 """Panels go to the next line beyond this many pixels."""
 MARGIN = 28
+TOP = 38
+"""Room above the rows of a grid, for its name and those of its columns."""
 SHADES = 8
 
 STYLE = """
@@ -30,13 +32,13 @@ text{font:12px ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,'Helvetic
 .page{fill:#fbfbfd}.panel{fill:#fff;stroke:#e3e6ee}.title{font-size:19px;font-weight:650}
 .mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}
 .head{font-weight:650;font-size:13px}.soft{fill:#667085}.axis{fill:#667085;font-size:10.5px}
-.num{text-anchor:middle;dominant-baseline:central}.mid{text-anchor:middle}.end{text-anchor:end}
+.bold{font-weight:650;fill:#1d2433}.num{text-anchor:middle;dominant-baseline:central}.mid{text-anchor:middle}.end{text-anchor:end}
 .cell{fill:#eef1f7;stroke:none}.node{stroke:#1d2433;stroke-width:1.8;stroke-linecap:round;fill:none}
-.s0{fill:#dbe9fb}.s1{fill:#c8ddf8}.s2{fill:#b4d0f5}.s3{fill:#a0c3f1}.s4{fill:#8cb6ed}.s5{fill:#78a9e8}.s6{fill:#659be3}
+.thin{stroke-width:1;opacity:.45}.s0{fill:#dbe9fb}.s1{fill:#c8ddf8}.s2{fill:#b4d0f5}.s3{fill:#a0c3f1}.s4{fill:#8cb6ed}.s5{fill:#78a9e8}.s6{fill:#659be3}
 .s7{fill:#528ddd}.tp,.etp{fill:#1769c2}.cp{fill:#0b7d5b}.dp,.edp{fill:#b26a00}.pp{fill:#a3428b}.ep{fill:#c2410c}
 .me{fill:#1d2433}.on{fill:#fff;font-weight:650}
-@media (prefers-color-scheme:dark){text{fill:#e7eaf1}.page{fill:#0f131b}.panel{fill:#171c27;stroke:#2a3140}
-.soft,.axis{fill:#9aa5b8}.cell{fill:#242b39}.node{stroke:#e7eaf1}.s0{fill:#1b2d45}.s1{fill:#1e3552}.s2{fill:#223e60}
+@media (prefers-color-scheme:dark){text,.bold{fill:#e7eaf1}.page{fill:#0f131b}.panel{fill:#171c27;stroke:#2a3140}
+.soft,.axis:not(.bold){fill:#9aa5b8}.cell{fill:#242b39}.node{stroke:#e7eaf1}.s0{fill:#1b2d45}.s1{fill:#1e3552}.s2{fill:#223e60}
 .s3{fill:#26476f}.s4{fill:#2b517f}.s5{fill:#305b90}.s6{fill:#3566a1}.s7{fill:#3b71b3}.tp,.etp{fill:#3b8ee6}
 .cp{fill:#14a377}.dp,.edp{fill:#d18a1b}.pp{fill:#c765ae}.ep{fill:#e5642b}.me{fill:#f4f6fa}.on{fill:#0f131b}}
 """.replace("\n", "")
@@ -105,34 +107,42 @@ class _Panel:
 
     @property
     def heading(self) -> str:
-        return f"pp {self.pp}" if self.view.mesh.pp > 1 else "all ranks"
+        return f"Stage {self.pp}" if self.view.mesh.pp > 1 else "All ranks"
 
     @property
     def note(self) -> str:
         return self.view.model.stage(self.pp) if self.view.model else ""
 
+    @cached_property
+    def places(self) -> list[tuple[float, float]]:
+        """Where the grids stand: side by side, or below each other when they are too wide."""
+        stacked = sum(grid.width for grid in self.grids) + 62 > WIDTH - 2 * MARGIN
+        places, x, y = [], 16.0, 44.0
+        for grid in self.grids:
+            places.append((x, y))
+            x, y = (x, y + grid.height + 18) if stacked else (x + grid.width + 30, y)
+        return places
+
     @property
     def width(self) -> float:
         words = 34 + 7.2 * (len(self.heading) + len(self.note) + 2)
-        return max(words, 32 + sum(grid.width for grid in self.grids) + 30 * (len(self.grids) - 1))
+        return max(words, *(x + grid.width + 16 for grid, (x, _) in zip(self.grids, self.places, strict=True)))
 
     @property
     def height(self) -> float:
-        return 48 + max(grid.height for grid in self.grids) + 14
+        return 18 + max(y + grid.height for grid, (_, y) in zip(self.grids, self.places, strict=True))
 
     def draw(self) -> Iterator[str]:
         yield f'<rect class="panel" width="{self.width:g}" height="{self.height:g}" rx="10"/>'
         yield f'<text class="head" x="16" y="27">{self.heading}'
         yield f'<tspan class="soft" dx="10" font-weight="400">{escape(self.note)}</tspan></text>'
-        x = 16.0
-        for grid in self.grids:
-            yield f'<g transform="translate({x:g} 44)">{"".join(grid.draw())}</g>'
-            x += grid.width + 30
+        for grid, (x, y) in zip(self.grids, self.places, strict=True):
+            yield f'<g transform="translate({x:g} {y:g})">{"".join(grid.draw())}</g>'
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Ranks that count up row by row, in bands of BAND rows side by side.
+    """Ranks that count up row by row, in bands side by side.
 
     Attributes:
         first: rank of the stage that has coordinate 0 everywhere.
@@ -150,8 +160,18 @@ class _Grid:
     @cached_property
     def cell(self) -> float:
         drawn = len(self.ranks) * len(self.view.window(LIMIT).stages)
-        digits = 8.5 * len(str(self.ranks[-1])) + 6
-        return max(30, digits) if drawn <= 256 else max(24, 7.2 * len(str(self.ranks[-1]))) if drawn <= 1024 else 9
+        digits = len(str(self.ranks[-1]))
+        if drawn > 1024:
+            return 9
+        return max(30, 8.5 * digits + 6) if drawn <= 256 else max(24, 7.2 * digits)
+
+    @property
+    def name_every(self) -> int:
+        """Columns from one name to the next."""
+        if self.cell < 20:
+            return 8
+        room = 6.2 * len(self.column(self.columns - 1)) / (self.cell + self.gap)
+        return 1 if room <= 1 else 2 if room <= 2 else 4
 
     @property
     def gap(self) -> float:
@@ -162,8 +182,17 @@ class _Grid:
         return len(self.ranks) // self.columns
 
     @property
+    def band(self) -> int:
+        """Rows of a band."""
+        return self.rows if self.rows <= 16 else min(BAND, 4 * -(-self.rows // 16))
+
+    @property
     def bands(self) -> int:
-        return -(-self.rows // BAND)
+        return -(-self.rows // self.band)
+
+    @property
+    def bands_in_line(self) -> int:
+        return min(self.bands, max(1, int((WIDTH - 2 * MARGIN) // (self.band_width + 18))))
 
     @cached_property
     def margin(self) -> float:
@@ -178,11 +207,16 @@ class _Grid:
 
     @property
     def width(self) -> float:
-        return self.bands * self.band_width + (self.bands - 1) * 18
+        return self.bands_in_line * (self.band_width + 18) - 18
+
+    @property
+    def band_height(self) -> float:
+        return TOP + self.band * (self.cell + self.gap)
 
     @property
     def height(self) -> float:
-        return 22 + min(self.rows, BAND) * (self.cell + self.gap)
+        lines = -(-self.bands // self.bands_in_line)
+        return lines * (self.band_height - 6) + 6
 
     def row(self, index: int) -> str:
         index += (self.ranks[0] - self.first) // self.columns
@@ -202,32 +236,35 @@ class _Grid:
         names = self.cell > 20
         lines: list[str] = []
         relations = self.view.relations(self.kind)
+        if self.view.has_experts:
+            yield f'<text class="soft" y="6">{self.kind}</text>'
         for band in range(self.bands):
-            left = band * (self.band_width + 18) + self.margin
+            line, place = divmod(band, self.bands_in_line)
+            left, above = place * (self.band_width + 18) + self.margin, line * (self.band_height - 6)
             for column in range(self.columns):
-                if names or column % 8 == 0:
-                    anchor = "mid" if names else "begin"
-                    x = left + column * step + (self.cell / 2 if names else 0)
-                    yield f'<text class="axis {anchor}" x="{x:g}" y="12">{self.column(column)}</text>'
-            for row in range(band * BAND, min((band + 1) * BAND, self.rows)):
-                top = 22 + (row - band * BAND) * step
+                if column % self.name_every == 0:
+                    anchor = "mid" if self.name_every == 1 else "begin"
+                    x = left + column * step + (self.cell / 2 if self.name_every == 1 else 0)
+                    yield f'<text class="axis {anchor}" x="{x:g}" y="{above + TOP - 8:g}">{self.column(column)}</text>'
+            for row in range(band * self.band, min((band + 1) * self.band, self.rows)):
+                top = above + TOP + (row - band * self.band) * step
                 yield from self._row_names(row, left, top, names or row % 4 == 0)
                 for column in range(self.columns):
                     rank = self.ranks[row * self.columns + column]
                     x = left + column * step
                     yield from self._cell(rank, column, x, top, relations)
-                    lines += self._borders(rank, row, column, x, top, row > band * BAND)
+                    lines += self._borders(rank, column, x, top, row > band * self.band)
         if lines:
-            yield f'<path class="node" d="{"".join(lines)}"/>'
+            yield f'<path class="node{"" if names else " thin"}" d="{"".join(lines)}"/>'
 
     def _row_names(self, row: int, left: float, top: float, named: bool) -> Iterator[str]:
         middle = top + self.cell / 2 + 3.5
         if named:
             yield f'<text class="axis end" x="{left - 7:g}" y="{middle:g}">{self.row(row)}</text>'
         rank, nodes = self.ranks[row * self.columns], self.view.nodes
-        if nodes is not None and (rank % nodes.gpus == 0 or row % BAND == 0):
+        if nodes is not None and named and (rank % nodes.gpus == 0 or row % self.band == 0):
             x = left - self.margin
-            yield f'<text class="axis" font-weight="650" x="{x:g}" y="{middle:g}">node {rank // nodes.gpus}</text>'
+            yield f'<text class="axis bold" x="{x:g}" y="{middle:g}">node {rank // nodes.gpus}</text>'
 
     def _cell(self, rank: int, column: int, x: float, y: float, relations: dict[int, str]) -> Iterator[str]:
         size = self.cell
@@ -247,7 +284,7 @@ class _Grid:
             on = " on" if self.view.rank is not None and group else ""
             yield f'<text class="num{on}" x="{x + size / 2:g}" y="{y + size / 2:g}">{rank}</text>'
 
-    def _borders(self, rank: int, row: int, column: int, x: float, y: float, above: bool) -> Iterator[str]:
+    def _borders(self, rank: int, column: int, x: float, y: float, above: bool) -> Iterator[str]:
         """Lines where the left or the upper neighbour is on another node."""
         if self.view.nodes is None:
             return
@@ -285,7 +322,11 @@ def _legend(view: MeshView, window: Window) -> Iterator[str]:
 
 
 def _entry(group: str, name: str, text: str) -> str:
+    chip = f'<rect class="{group}" width="12" height="12" y="-10" rx="3"/>'
+    if group == "hue":
+        colours = ((0, 10), (4, 130), (8, 250))
+        chip = "".join(f'<rect x="{x}" width="4" height="12" y="-10" fill="hsl({hue} 62% 55%)"/>' for x, hue in colours)
     return (
-        f'<rect class="{group}" width="12" height="12" y="-10" rx="3"/><text x="20"><tspan font-weight="650">{name}'
+        f'{chip}<text x="20"><tspan font-weight="650">{name}'
         f'</tspan><tspan class="soft" dx="8">{escape(text)}</tspan></text>'
     )
