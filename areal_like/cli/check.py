@@ -7,7 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_like.cli.arguments import Commands
 
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 STDIN = "<standard input>"
+
+
+class _Intermixed(argparse.ArgumentParser):
+    """Takes files and overrides before, between and behind options."""
+
+    _nested = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._nested:
+            return super().parse_known_args(args, namespace)
+        self._nested = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._nested = False
 
 
 def add(commands: Commands) -> None:
@@ -38,6 +53,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--select", type=codes, default=(), metavar="AL3,AL513", help="only these codes or families")
     command.add_argument("--ignore", type=codes, default=(), metavar="AL7", help="not these codes or families")
     command.set_defaults(run=run)
+    command.__class__ = _Intermixed  # subparsers are of the class of their parent
 
 
 def codes(text: str) -> tuple[str, ...]:

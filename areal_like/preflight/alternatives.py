@@ -18,7 +18,9 @@ LARGEST = 128
 Passes = Callable[[ModelAllocation], bool]
 
 
-def nearest(allocation: ModelAllocation, passes: Passes, limit: int = 3, *, gpus: int | None = None) -> tuple[str, ...]:
+def nearest(
+    allocation: ModelAllocation, passes: Passes, limit: int = 3, *, gpus: int | None = None, experts: bool = False
+) -> tuple[str, ...]:
     """Up to `limit` layouts that pass, nearest first, as canonical strings.
 
     The distance of two layouts is the sum over t, p, c, e, v and the experts' t of |log2| of the quotient of their
@@ -26,11 +28,12 @@ def nearest(allocation: ModelAllocation, passes: Passes, limit: int = 3, *, gpus
 
     Args:
         gpus: most GPUs a candidate may have; those of the allocation when None.
+        experts: the model has some, so that e is worth trying.
     """
     found: list[str] = []
     tries = 0
     for world in _worlds(allocation.world_size, gpus):
-        for candidate in _near(allocation, world):
+        for candidate in _near(allocation, world, experts):
             tries += 1
             if tries > TRIES:
                 return tuple(found)
@@ -49,7 +52,7 @@ def _worlds(world: int, gpus: int | None) -> list[int]:
     return [n for n in dict.fromkeys([world, min(world, most), *near]) if n <= most]
 
 
-def _near(allocation: ModelAllocation, world: int) -> Iterator[ModelAllocation]:
+def _near(allocation: ModelAllocation, world: int, experts: bool) -> Iterator[ModelAllocation]:
     """Layouts on so many ranks, nearest first."""
     letters = allocation.descriptor.letters
     sizes = [n for n in range(1, min(world, LARGEST) + 1) if world % n == 0]
@@ -67,7 +70,7 @@ def _near(allocation: ModelAllocation, world: int) -> Iterator[ModelAllocation]:
     heapq.heapify(heap)
     while heap:
         _, (t, p, c) = heapq.heappop(heap)
-        for e, etp in _experts(allocation, world // p):
+        for e, etp in _experts(allocation, world // p, experts):
             for v in {allocation.vpp if p > 1 else 1, 1}:
                 try:
                     yield allocation.model_copy(
@@ -85,10 +88,10 @@ def _near(allocation: ModelAllocation, world: int) -> Iterator[ModelAllocation]:
                     continue
 
 
-def _experts(allocation: ModelAllocation, ranks: int) -> list[tuple[int, int]]:
-    """Sizes of e and of the experts' t that divide the ranks of a stage, nearest first; only letters that were used."""
+def _experts(allocation: ModelAllocation, ranks: int, experts: bool) -> list[tuple[int, int]]:
+    """Sizes of e and of the experts' t that divide the ranks of a stage, nearest first."""
     every = [n for n in range(1, min(ranks, 256) + 1) if ranks % n == 0]
-    es = every if allocation.ep > 1 else [1]
+    es = every if allocation.ep > 1 or (experts and "e" in allocation.descriptor.letters) else [1]
     ts = every if allocation.etp > 1 else [1]
     pairs = [(e, t) for e in es for t in ts if ranks % (e * t) == 0]
     return sorted(pairs, key=lambda pair: _distance((pair[0], allocation.ep), (pair[1], allocation.etp)))[:6]

@@ -17,6 +17,8 @@ __all__ = ["check", "check_job", "check_layout", "is_legal"]
 
 assert rules.__all__  # importing the package declares the rules
 
+MEMORY = "AL6"
+
 Found = tuple[Rule, Finding, Role | None]
 
 
@@ -33,11 +35,14 @@ def check_job(job: Job, *, families: tuple[str, ...] = ("AL",)) -> tuple[Diagnos
     """The findings of all rules whose code begins with one of `families`, with the nearest layouts that have none."""
     found = [item for item in _findings(job) if item[0].code.startswith(families)]
     alternatives = {role.name: _alternatives(job, role) for role in _curable(found)}
-    return tuple(
-        to_diagnostic(rule, finding, role, job, alternatives.get(_name(finding, role), ()) if _cures(item) else ())
-        for item in found
-        for rule, finding, role in [item]
-    )
+    diagnostics = []
+    for rule, finding, role in found:
+        near: tuple[str, ...] = ()
+        if _cures((rule, finding, role)):
+            complete, near = alternatives[_name(finding, role)]
+            near = near if complete or not rule.code.startswith(MEMORY) else ()
+        diagnostics.append(to_diagnostic(rule, finding, role, job, near))
+    return tuple(diagnostics)
 
 
 def _findings(job: Job, *, curable: bool = False) -> Iterator[Found]:
@@ -68,9 +73,24 @@ def _curable(found: list[Found]) -> list[Role]:
     return [role for role in roles.values() if role is not None]
 
 
-def _alternatives(job: Job, role: Role) -> tuple[str, ...]:
-    def passes(candidate: ModelAllocation) -> bool:
-        other = job.with_allocation(role.name, candidate)
-        return not any(_cures(item) and _name(*item[1:]) == role.name for item in _findings(other, curable=True))
+def _alternatives(job: Job, role: Role) -> tuple[bool, tuple[str, ...]]:
+    """The nearest layouts that pass every rule; if none fits into memory, those that pass all other rules.
 
-    return nearest(role.allocation, passes, gpus=job.cluster.gpus if job.on_gpus else None)
+    Returns:
+        Whether they pass every rule, and the layouts.
+    """
+    gpus = job.cluster.gpus if job.on_gpus else None
+    experts = role.spec is not None and role.spec.is_moe
+
+    def search(*skipped: str) -> tuple[str, ...]:
+        def passes(candidate: ModelAllocation) -> bool:
+            found = _findings(job.with_allocation(role.name, candidate), curable=True)
+            return not any(
+                _cures(item) and _name(*item[1:]) == role.name and not item[0].code.startswith(skipped)
+                for item in found
+            )
+
+        return nearest(role.allocation, passes, gpus=gpus, experts=experts)
+
+    near = search()
+    return (True, near) if near else (False, search(MEMORY))

@@ -111,7 +111,7 @@ def test_a_model_folder_that_lacks_a_number(findings, tmp_path):
 
 def test_the_dispatcher_of_experts(findings):
     mixture = (DEMO, "Qwen/Qwen3-30B-A3B")
-    (found,), file = findings(mixture, overrides=["actor.megatron.moe_token_dispatcher_type=allgather"])
+    (found,), _ = findings(mixture, overrides=["actor.megatron.moe_token_dispatcher_type=allgather"])
     assert (found.code, found.key) == ("AL212", "actor.megatron.moe_token_dispatcher_type")
     assert "'allgather'" in found.message and found.help == "use alltoall"
     assert findings(mixture)[0] == ()

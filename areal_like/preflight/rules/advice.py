@@ -55,7 +55,7 @@ def bubble(job: Job) -> Iterator[Finding]:
 )
 def small_model(job: Job) -> Iterator[Finding]:
     actor = job.role("actor")
-    if actor is None or actor.spec is None or not job.on_gpus:
+    if actor is None or actor.spec is None or not job.on_gpus or actor.allocation.world_size > job.cluster.gpus:
         return
     needed = BYTES_A_PARAMETER * actor.spec.parameters()
     cut = actor.allocation.tp * actor.allocation.pp

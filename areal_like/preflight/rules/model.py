@@ -277,7 +277,9 @@ def stage_layers(spec: ModelSpec, stages: int) -> list[int]:
 
 
 def runs(numbers: list[int]) -> str:
-    """8, 8, 7 as "2 x 8, 7"."""
+    """8, 8, 7 as they are; long lists as "12 x 8, 4 x 7"."""
+    if len(numbers) <= 8:
+        return ", ".join(map(str, numbers))
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number:
