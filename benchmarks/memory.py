@@ -1,6 +1,6 @@
 """Memory predicted by `spec.memory` and `spec.shards` beside what is really allocated.
 
-    python benchmarks/memory.py gpu [--jobs 3] [--only NAME ...] [--json FILE]
+    python benchmarks/memory.py gpu [--jobs 4] [--only NAME ...] [--json FILE]
     python benchmarks/memory.py cpu [--ranks 4 8] [--only LAYOUT ...] [--json FILE]
 
 gpu: each configuration is trained in a process of its own on one GPU, a few processes at a time; after warm-up, the
@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument(
         "part", choices=("gpu", "cpu", "case"), help="`case` measures one configuration in this process"
     )
-    parser.add_argument("--jobs", type=int, default=3, help="gpu: configurations at a time, as far as memory allows")
+    parser.add_argument("--jobs", type=int, default=4, help="gpu: configurations at a time, as far as memory allows")
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], choices=(4, 8), help="cpu: sizes of the world")
     parser.add_argument("--only", nargs="+", default=[], help="words in the names of what is to run")
     parser.add_argument("--json", type=Path)
@@ -233,9 +233,14 @@ def gpu(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def gpu_bytes() -> float:
-    """Memory of the GPU, without making a CUDA context here."""
+    """Memory of the GPU, where possible without making a CUDA context here."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) * 2**20
+    try:
+        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) * 2**20
+    except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
+        import torch
+
+        return float(torch.cuda.get_device_properties(0).total_memory)
 
 
 def start(case: Case) -> subprocess.Popen[str]:

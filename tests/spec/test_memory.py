@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
+import shlex
 import weakref
 from pathlib import Path
 
@@ -304,6 +306,27 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Megatron-LM's formula" in text and "host memory" in text
     assert main([*command, "--gpu-memory", "40GiB"]) == 1
     assert "does NOT fit" in capsys.readouterr().out
+
+
+def test_every_part_has_a_place_in_the_table() -> None:
+    from areal_like.spec.memory.report import ORDER
+
+    rollout = ModelAllocation.parse("huggingface:d1")
+    for spec in (QWEN, MOE8):
+        for options in (
+            {},
+            {"recompute": "full", "grad_reduce_in_fp32": False},
+            {"rollout": rollout, "colocated": True},
+        ):
+            for rank in predict(spec, ModelAllocation.parse("megatron:t2p2"), MemoryJob(64, 64, **options)).ranks:
+                assert {part for phase in rank.phases for part in phase.parts} <= set(ORDER)
+
+
+def test_the_document_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "memory.md").read_text()
+    command, shown = re.search(r"```sh\nareal-like (.*?)\n```\n\n```text\n(.*?)```", text, re.DOTALL).groups()
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_explain_json(capsys: pytest.CaptureFixture[str]) -> None:

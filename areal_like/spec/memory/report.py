@@ -11,6 +11,25 @@ if TYPE_CHECKING:
 
 __all__ = ["render", "to_dict"]
 
+ORDER = (
+    "weights",
+    "parameters as built",
+    "gradients",
+    "optimizer",
+    "gradients in float32",
+    "rollout weights",
+    "KV cache",
+    "activations",
+    "logits",
+    "log-prob chunks",
+    "export",
+    "batch",
+    "workspaces",
+    "CUDA context",
+    "communicators",
+)
+"""Parts from the top of a table to its bottom."""
+
 
 def render(plan: MemoryPlan) -> str:
     """One block for each class of ranks: phases down, parts across, in GiB."""
@@ -111,9 +130,7 @@ def _span(rank: RankMemory) -> str:
 
 def _table(rank: RankMemory) -> list[str]:
     """Parts down, phases across."""
-    names: list[str] = []
-    for phase in rank.phases:
-        names += [part for part, size in phase.parts.items() if size and part not in names]
+    names = [part for part in ORDER if any(phase.parts.get(part) for phase in rank.phases)]
     width = max(map(len, [*names, "total"]))
     heads = [phase.name for phase in rank.phases]
     lines = ["  " + " " * width + "".join(f"  {head:>{max(8, len(head))}}" for head in heads)]
