@@ -99,10 +99,11 @@ def main() -> int:
     if options.write:
         machine = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the end"
         options.write.write_text(
-            f"# The planner\n\n`python benchmarks/plan.py`, {date.today()}, Python {platform.python_version()}, {machine}."
-            f" Median of {ROUNDS} fresh processes each, start of Python included; 32,768 tokens a sequence.\n\n{speed}\n\n"
-            "The cost model beside the measured steps of `train_step.md`. Links between GPUs have not been measured:"
-            f" their efficiency is an assumption named in `preflight/cost.py`.\n\n{steps}\n",
+            f"# The planner\n\n`python benchmarks/plan.py`, {date.today()}, Python {platform.python_version()},"
+            f" {machine}. Median of {ROUNDS} fresh processes each, start of Python included; 32,768 tokens a"
+            f" sequence.\n\n{speed}\n\nThe cost model beside the measured steps of `train_step.md`. Links between GPUs"
+            " have not been measured: their efficiency is an assumption named in `preflight/cost.py`.\n\n"
+            f"{steps}\n",
             encoding="utf-8",
         )
     return int(broken)

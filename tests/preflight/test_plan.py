@@ -254,7 +254,7 @@ def test_layouts_are_what_they_say():
 def test_a_model_that_no_engine_here_trains_is_said_so():
     """Not that it does not fit, which is also true."""
     asked = request(ModelSpec.find("moonshotai/Kimi-K2-Base"), 8, length=8192)
-    with pytest.raises(NoPlanError, match="^no layout is legal: architecture"):
+    with pytest.raises(NoPlanError, match=r"^no layout is legal: architecture"):
         plan(asked)
-    with pytest.raises(NoPlanError, match="^nothing fits"):
+    with pytest.raises(NoPlanError, match=r"^nothing fits"):
         plan(replace(asked, any_engine=True))
