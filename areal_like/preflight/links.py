@@ -6,6 +6,7 @@ tp 1; cp t; dp-cp t; pp world/p; etp 1; ep etp; edp etp*ep.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple, Protocol
 
@@ -56,6 +57,7 @@ def groups(sizes: _Sizes, gpus_per_node: int) -> dict[str, Group]:
     }
 
 
+@lru_cache(maxsize=4096)
 def _group(size: int, stride: int, node: int) -> Group:
     """The ranks of such groups lie in blocks of size * stride.
 

@@ -8,6 +8,7 @@ from areal_like.alloc import ModelAllocation, get_backend
 from areal_like.preflight.enumeration import Layout, divisors
 from areal_like.preflight.generation_cost import GenerationCost, generation_cost
 from areal_like.preflight.hardware import Hardware
+from areal_like.preflight.legality import check_layout
 from areal_like.spec import ModelSpec
 
 __all__ = ["RolloutPlan", "rollout_plans", "shares"]
@@ -35,17 +36,16 @@ def shares(gpus: int, gpus_per_node: int) -> list[tuple[int, int]]:
 def rollout_plans(
     spec: ModelSpec, gpus: int, hardware: Hardware, *, backend: str, sequences: int, sequence_length: int
 ) -> list[RolloutPlan]:
-    """Layouts of `gpus` ranks that hold the weights and at least one sequence, fastest first."""
+    """Legal layouts of `gpus` ranks that hold the weights and at least one sequence, fastest first."""
     letters = get_backend(backend).letters
     found = []
     for p in divisors(gpus) if "p" in letters else (1,):
         for t in divisors(gpus // p) if "t" in letters else (1,):
             if p > spec.num_layers or t > hardware.gpus_per_node or (p > 1 and t < hardware.gpus_per_node):
                 continue  # stages only where a node is too small: each adds latency and no bandwidth
-            heads, groups = spec.num_attention_heads, spec.num_key_value_heads
-            if heads % t or (groups % t and t % groups):
-                continue
             allocation = Layout(gpus // (t * p), t, p, 1, 1, 1, 1).allocation(backend)
+            if any(d.severity == "error" for d in check_layout(allocation, spec)):
+                continue
             cost = generation_cost(spec, allocation, hardware, sequences=sequences, sequence_length=sequence_length)
             if cost is not None:
                 found.append(RolloutPlan(allocation, cost))

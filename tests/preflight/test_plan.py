@@ -212,8 +212,8 @@ def test_trainer_and_rollout_share_the_gpus():
         assert_sound(p, asked, p.allocation.world_size)
         assert p.seconds == max(p.cost.seconds, p.rollout.cost.seconds)
         assert p.rollout.cost.weights + p.rollout.cost.cache <= 80 * GIB
-        heads = MIXTURE.num_attention_heads
-        assert heads % p.rollout.allocation.tp == 0 and p.rollout.allocation.backend == "sglang"
+        assert p.rollout.allocation.backend == "sglang"
+        assert check_layout(p.rollout.allocation, MIXTURE) == []
     assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)
 
 
