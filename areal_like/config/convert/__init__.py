@@ -8,8 +8,8 @@ Nothing is dropped in silence: a key without counterpart is a finding (AL820), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,16 @@ def convert(
         ConfigError: the input cannot be read, contradicts itself, or makes no configuration that loads; with all
             findings.
     """
-    yaml, found = (text, ()) if source == "ours" else _to_ours(source, text, file, overrides, fragment, beside)
-    if target == "ours" and source != "ours" and fragment:
-        return Converted(yaml, found)
-    name = file if source == "ours" else f"<{source} as YAML>"
-    config = _loaded(yaml, name, overrides if source == "ours" else ())
+    found: tuple[Diagnostic, ...] = ()
+    if source == "ours":
+        yaml = text
+        config = _loaded(text, file, overrides, {})
+    else:
+        yaml, draft = _to_ours(source, text, file, overrides, fragment, beside)
+        found = draft.diagnostics
+        if target == "ours" and fragment:
+            return Converted(yaml, found)
+        config = _loaded(yaml, f"<{source} as YAML>", (), draft.origin)
     if target == "ours":
         return Converted(yaml, found)
     writers: dict[str, Callable[[Source], Draft]] = {
@@ -77,10 +82,10 @@ def convert(
         "megatron-lm": megatron_lm.write,
         "nemo-rl": nemo_rl.write,
     }
-    draft = writers[target](as_source(config))
-    found += draft.diagnostics
+    written = writers[target](as_source(config))
+    found += written.diagnostics
     _refuse(found)
-    return Converted(megatron_lm.to_flags(draft) if target == "megatron-lm" else nested(draft.values), found)
+    return Converted(megatron_lm.to_flags(written) if target == "megatron-lm" else nested(written.values), found)
 
 
 def read_input(path: str) -> str:
@@ -96,8 +101,8 @@ def read_input(path: str) -> str:
 
 def _to_ours(
     source: str, text: str, file: str, overrides: Sequence[str], fragment: bool, beside: Path | None
-) -> tuple[str, tuple[Diagnostic, ...]]:
-    """YAML of this system."""
+) -> tuple[str, Draft]:
+    """YAML of this system, and where its keys come from."""
     unresolved: tuple[Given, ...] = ()
     if source == "allocation_mode":
         draft = allocation_mode.read(allocation_mode.source_of(text))
@@ -114,15 +119,23 @@ def _to_ours(
     _refuse(draft.diagnostics)
     yaml = to_yaml(draft, fragment=fragment)
     _refuse(draft.diagnostics)
-    return yaml, draft.diagnostics
+    return yaml, draft
 
 
-def _loaded(yaml: str, name: str, overrides: Sequence[str]) -> RLConfig:
-    """The configuration that the YAML makes; ConfigError as `load_config` raises it."""
+def _loaded(yaml: str, name: str, overrides: Sequence[str], origin: Mapping[str, Given]) -> RLConfig:
+    """The configuration that the YAML makes; ConfigError, with the keys that the faults are of, if it does not load."""
     config, found, complete = examine(name, overrides, text=yaml)
-    if config is None or not complete or any(d.severity == "error" and d.code not in AT_START for d in found):
-        raise ConfigError(d for d in found if d.severity != "info")
+    errors = [d for d in found if d.severity == "error" and d.code not in AT_START]
+    if config is None or not complete or errors:
+        raise ConfigError(_traced(d, origin.get(d.key or "")) for d in errors)
     return config
+
+
+def _traced(found: Diagnostic, given: Given | None) -> Diagnostic:
+    """A fault of the result, with the key of the input that it comes from."""
+    if given is None or given.default:
+        return found
+    return replace(found, message=f"{found.message} (from {given.key} in {given.place.location})")
 
 
 def _refuse(found: tuple[Diagnostic, ...]) -> None:

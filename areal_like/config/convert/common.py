@@ -49,6 +49,11 @@ def opposite(value: Any) -> Any:
     return not value
 
 
+def as_float(value: Any) -> Any:
+    """A whole number as a float; anything else as it is, for the schema to judge."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value
+
+
 def usable_name(value: Any) -> Any:
     """A name of an experiment: other characters become dashes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", str(value)).strip("-._") or "run"
@@ -64,8 +69,16 @@ class Sizes:
     expert_tensor_default: int | None = None
     """What it is when absent; None: as the tensor size, as in Megatron-Core."""
 
-    def read(self, draft: Draft, world: int | None, key: str, name: str, where: Given) -> ModelAllocation | None:
-        """Put `key`, a backend string of the engine `name`. `world`: ranks; None writes d*."""
+    def read(
+        self, draft: Draft, world: int | None, key: str, name: str, where: Given, *, has_experts: bool = False
+    ) -> ModelAllocation | None:
+        """Put `key`, a backend string of the engine `name`.
+
+        Args:
+            world: ranks; None writes d*.
+            has_experts: the model is known to have experts, which Megatron-Core cuts as it cuts attention unless told
+                otherwise, also when they are not spread over ranks.
+        """
         source = draft.source
         found: dict[str, int] = {}
         for letter, theirs in (*self.keys.items(), ("E", self.expert_tensor)):
@@ -79,9 +92,9 @@ class Sizes:
         sizes = {SIZES[letter]: found.get(letter, 1) for letter in self.keys if letter in SIZES}
         experts = found.get("e", 1)
         tensor = found.get("t", 1)
-        default = self.expert_tensor_default or (tensor if experts > 1 else 1)
+        default = self.expert_tensor_default or (tensor if experts > 1 or has_experts else 1)
         sizes["expert_tensor_parallel_size"] = found.get("E", default)
-        if experts == 1 and found.get("E", 1) == tensor:
+        if experts == 1 and not has_experts and found.get("E", 1) == tensor:
             sizes["expert_tensor_parallel_size"] = 1  # said of a model without experts: it means nothing
         rest = tensor * found.get("p", 1) * found.get("c", 1)
         replicas: int | None = None
@@ -110,6 +123,13 @@ class Sizes:
         if allocation.etp != usual and (allocation.ep > 1 or allocation.tp > 1):
             written[self.expert_tensor] = allocation.etp
         return written
+
+
+def check_sequence_parallel(draft: Draft, key: str, allocation: ModelAllocation | None) -> None:
+    """It follows from t here: only a wish to have it off with t above 1 cannot be met."""
+    given = draft.source.take(key)
+    if given is not None and given.value is False and allocation is not None and allocation.tp > 1:
+        draft.left_out(given, "sequence parallelism is on wherever t is above 1")
 
 
 def minibatches(draft: Draft, batch: Given | None, mini: Given | None) -> None:
@@ -142,7 +162,7 @@ def put_kl(draft: Draft, weight: Given | None, estimator: Any, *, in_loss: bool)
         return
     if in_loss and not weight.default:
         draft.changed(weight, KL_IN_LOSS)
-    draft.put("actor.kl_ctl", float(weight.value), weight)
+    draft.put("actor.kl_ctl", as_float(weight.value), weight)
     if estimator is not None:
         draft.put("actor.kl_estimator", estimator, weight)
     if not any(key.startswith("ref.") for key in draft.values):

@@ -186,7 +186,7 @@ def read_rows(source: Source, rows: tuple[Row, ...], draft: Draft) -> None:
         except NoCounterpart as error:
             draft.left_out(given, str(error))
             continue
-        if row.note and not given.default:
+        if row.note and value and not given.default:
             draft.changed(given, row.note)
         if value is not None:
             draft.put(row.ours, value, given)

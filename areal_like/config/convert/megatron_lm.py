@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from areal_like.alloc import ModelAllocation
-from areal_like.config.convert.common import group_norm, minibatches, put_correction, whole
+from areal_like.config.convert.common import check_sequence_parallel, group_norm, minibatches, put_correction, whole
 from areal_like.config.convert.draft import Draft, Given, Source, read_rows
 from areal_like.config.convert.megatron_lm_keys import IGNORED, MODEL, ROWS, SIZES
 from areal_like.config.convert.ours import write_rows
@@ -83,6 +83,7 @@ def read(source: Source) -> Draft:
     read_rows(source, rows, draft)
     draft.put_default("device", "cuda")
     actor = _layout(source, draft)
+    check_sequence_parallel(draft, "sequence-parallel", actor)
     _rollout(source, draft, actor)
     _precision(source, draft)
     _batches(source, draft, rl)
@@ -131,27 +132,8 @@ def _layout(source: Source, draft: Draft) -> ModelAllocation | None:
             count = layers.value // (per_stage.value * ranks)
             source.given[virtual] = Given(virtual, count, per_stage.place)
     world, where = _world(source, draft)
-    experts = source.given.get("num-experts")
-    if (
-        experts is not None
-        and source.value("tensor-model-parallel-size", 1) != 1
-        and not source.has(SIZES.expert_tensor)
-    ):
-        # Megatron-Core cuts experts as it cuts attention unless told otherwise; the flat form here does not.
-        value = source.value("tensor-model-parallel-size")
-        source.given[SIZES.expert_tensor] = Given(SIZES.expert_tensor, value, experts.place)
-    moe_alone = experts is not None and not source.has("expert-model-parallel-size")
-    allocation = SIZES.read(draft, world, "actor.backend", "megatron", where)
-    etp = source.value(SIZES.expert_tensor, 1)
-    if moe_alone and allocation is not None and etp != allocation.etp:
-        draft.values.pop("actor.backend")
-        allocation = draft.backend(
-            "actor.backend",
-            "megatron",
-            {**dict(allocation), "expert_tensor_parallel_size": etp, "backend": None},
-            where,
-        )
-    return allocation
+    has_experts = source.has("num-experts")
+    return SIZES.read(draft, world, "actor.backend", "megatron", where, has_experts=has_experts)
 
 
 def _rollout(source: Source, draft: Draft, actor: ModelAllocation | None) -> None:

@@ -71,7 +71,6 @@ ROWS: tuple[Row, ...] = (
     Row("rl-use-sequence-packing", default=False, note="sequences are always packed without padding"),
     Row("rl-durable-rollout-bank", default=False, note="this version writes no recovery checkpoints"),
     Row("refit-method", default="gloo", note="weights are streamed to the rollout workers"),
-    Row("sequence-parallel", default=False, note="sequence parallelism follows from t: on above 1"),
     Row("inference-max-requests", note="Megatron-RL itself reads inference-dynamic-batching-max-requests"),
     Row("load", note="Megatron checkpoints are not read: actor.path is a Hugging Face folder"),
     Row("pretrained-checkpoint", note="Megatron checkpoints are not read: actor.path is a Hugging Face folder"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from areal_like.alloc import ModelAllocation
-from areal_like.config.convert.common import group_norm, minibatches, put_correction, whole
+from areal_like.config.convert.common import check_sequence_parallel, group_norm, minibatches, put_correction, whole
 from areal_like.config.convert.draft import Draft, Given, Source, read_rest, read_rows
 from areal_like.config.convert.nemo_rl_keys import DTENSOR_SIZES, MEGATRON_SIZES, ROWS, SECTIONS, M
 from areal_like.config.convert.ours import write_rows
@@ -75,7 +75,8 @@ def _layouts(source: Source, draft: Draft) -> None:
     if uses_megatron and dtensor is not None and dtensor.value is True and not dtensor.default:
         draft.error("megatron_cfg and dtensor_cfg are both enabled", dtensor, "enable one of them")
     if uses_megatron:
-        MEGATRON_SIZES.read(draft, world, "actor.backend", "megatron", where)
+        actor = MEGATRON_SIZES.read(draft, world, "actor.backend", "megatron", where)
+        check_sequence_parallel(draft, f"{M}.sequence_parallel", actor)
         source.taken |= {*DTENSOR_SIZES.keys.values()}
     else:
         DTENSOR_SIZES.read(draft, world, "actor.backend", "fsdp", where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_like.config.convert.common import DTYPE, KL_IN_LOSS, SCHEDULE, Sizes, never_as, off_as
+from areal_like.config.convert.common import DTYPE, KL_IN_LOSS, SCHEDULE, Sizes, as_float, never_as, off_as
 from areal_like.config.convert.draft import Row, one_of
 
 M = "policy.megatron_cfg"
@@ -42,7 +42,7 @@ ROWS: tuple[Row, ...] = (
     Row("grpo.reward_shaping.enabled", default=False, note="shape the reward in its Python function"),
     Row("grpo.reward_scaling.enabled", default=False, note="actor.reward_scaling and reward_bias are another formula"),
     Row("grpo.async_grpo.in_flight_weight_updates", default=False, note="weights change between requests"),
-    Row("loss_fn.reference_policy_kl_penalty", "actor.kl_ctl", 0.01, float, fill=True, note=KL_IN_LOSS),
+    Row("loss_fn.reference_policy_kl_penalty", "actor.kl_ctl", 0.01, as_float, fill=True, note=KL_IN_LOSS),
     Row("loss_fn.reference_policy_kl_type", "actor.kl_estimator", "k3", *_KL, fill=True),
     Row("loss_fn.ratio_clip_min", "actor.eps_clip", 0.2),
     Row("loss_fn.ratio_clip_c", "actor.c_clip"),
@@ -87,9 +87,8 @@ ROWS: tuple[Row, ...] = (
         f"{M}.distributed_data_parallel_config.use_custom_fsdp", default=False, note="the engine is Megatron-Core's own"
     ),
     Row(f"{M}.activation_checkpointing", "actor.gradient_checkpointing", False),
-    Row(f"{M}.moe_router_dtype", "actor.megatron.moe_router_dtype", "fp64"),
+    Row(f"{M}.moe_router_dtype", "actor.megatron.moe_router_dtype", "fp64", fill=True),
     Row(f"{M}.moe_token_dispatcher_type", "actor.megatron.moe_token_dispatcher_type", "allgather"),
-    Row(f"{M}.sequence_parallel", default=False, note="sequence parallelism follows from t: on above 1"),
     Row(f"{M}.converter_type", default="Qwen2ForCausalLM", note="the model's folder says its architecture"),
     Row(f"{M}.pipeline_dtype", default="bfloat16", note="actor.dtype says it"),
     Row(f"{M}.freeze_moe_router", default=True, note="all weights are trained"),

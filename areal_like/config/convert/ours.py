@@ -42,6 +42,11 @@ def to_yaml(draft: Draft, *, fragment: bool = False) -> str:
         if reason is not None:
             del values[key]
             draft.left_out(draft.origin[key], f"{key} {reason}")
+    if "valid_dataset.path" not in values:
+        for key in [key for key in values if key.startswith("valid_dataset.")]:
+            del values[key]
+            if not draft.origin[key].default:
+                draft.left_out(draft.origin[key], "no data to validate on are named")
     draft.values = values
     if not fragment:
         for key, value, why in _REQUIRED:

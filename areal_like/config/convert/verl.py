@@ -7,6 +7,7 @@ from typing import Any
 from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.common import (
     KL,
+    check_sequence_parallel,
     group_norm,
     minibatches,
     put_correction,
@@ -65,6 +66,7 @@ def _layouts(source: Source, draft: Draft) -> None:
         draft.error(f"{strategy.key}: {name} has no backend here", strategy, "megatron and fsdp have")
     elif engine is not None:
         actor = megatron_sizes(f"{R}.actor").read(draft, world, "actor.backend", engine, where)
+        check_sequence_parallel(draft, f"{R}.actor.megatron.sequence_parallel", actor)
         _reference(source, draft, world, engine, where, actor)
         _micro_batches(source, draft, actor)
     _rollout(source, draft, world, where)

@@ -96,7 +96,6 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(f"{R}.rollout.expert_parallel_size", default=1, note="inference backends take no letter e"),
     Row(f"{R}.actor.megatron.dtype", "actor.dtype", "bfloat16", *DTYPE),
-    Row(f"{R}.actor.megatron.sequence_parallel", default=True, note="sequence parallelism follows from t: on above 1"),
     Row(f"{R}.actor.megatron.param_offload", default=False, note=_STAY),
     Row(f"{R}.actor.megatron.grad_offload", default=False, note=f"{_STAY}; verl itself never reads this key"),
     Row(f"{R}.actor.megatron.optimizer_offload", default=False, note=_STAY),

@@ -47,9 +47,9 @@ def _layouts(source: Source, draft: Draft) -> None:
         draft.left_out(rollout_key, f"verl has no inference engine {rollout.backend}; name one with rollout.name")
     else:
         draft.put(f"{R}.rollout.name", rollout.backend, rollout_key)
-        draft.put(f"{R}.rollout.tensor_model_parallel_size", rollout.tp, rollout_key)
-        if rollout.pp > 1:
-            draft.put(f"{R}.rollout.pipeline_model_parallel_size", rollout.pp, rollout_key)
+    draft.put(f"{R}.rollout.tensor_model_parallel_size", rollout.tp, rollout_key)
+    if rollout.pp > 1:
+        draft.put(f"{R}.rollout.pipeline_model_parallel_size", rollout.pp, rollout_key)
     _world(source, draft, actor, rollout, actor_key, rollout_key)
 
 
