@@ -159,7 +159,7 @@ LAYOUTS = (
     Layout("llama-tied", "megatron:d2p2", "bfloat16"),
     Layout("qwen2", "megatron:d2t2"),
     Layout("qwen2", "megatron:d2p2", ddp={"overlap_grad_reduce": True, "bucket_size": 20000}),
-    Layout("qwen3-tied", "megatron:d4", ddp={"use_distributed_optimizer": False}),
+    Layout("qwen3-tied", "megatron:d4", "bfloat16", ddp={"use_distributed_optimizer": False}),
     Layout("moe", "megatron:d4e2"),
     Layout("moe", "megatron:d2p2e2", "bfloat16"),
     Layout("moe", "megatron:(attn:d2t2|ffn:t2e2)"),

@@ -40,8 +40,6 @@ _ALIGNMENT = 64
 """Elements: where a parameter may start in a bucket of the distributed optimizer."""
 _BUCKET_END = 128
 """Elements: a bucket ends at a multiple of this and of the data-parallel size."""
-DEFAULT_BUCKET = 40_000_000
-"""Elements of a bucket where communication overlaps and the configuration does not say."""
 
 
 @dataclass(frozen=True)

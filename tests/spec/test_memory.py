@@ -248,6 +248,9 @@ def test_a_colocated_rollout_shares_the_gpu() -> None:
     assert shared.rollout is None and both["rollout weights"] == both["weights"] == 2 * QWEN.parameters()
     taken = sum(size for part, size in both.items() if part != "KV cache")
     assert both["KV cache"] == (80 * GIB - taken) // 2
+    for phase in shared.ranks[0].phases:  # it stays beside everything that the trainer does
+        assert phase.parts["rollout weights"] == 2 * QWEN.parameters()
+        assert phase.parts["CUDA context"] == 2 * apart.ranks[0].phase("load").parts["CUDA context"]
     assert apart.rollout.phase("rollout").parts["KV cache"] == 256 * 4096 * 28 * 2 * 256 * 2
 
 

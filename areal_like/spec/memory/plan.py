@@ -153,14 +153,16 @@ class _Trainer:
     stage: activations.StageMemory
 
     def phases(self) -> list[Phase]:
-        found = [self.load()]
-        if self.job.rollout is not None and self.job.colocated:
-            found.append(_rollout(self.spec, self.job, self.job.rollout, self.resident))
-        found.append(self.log_probs())
+        found = [self.load(), self.log_probs()]
         if self.job.optimizer is not None:
             found.append(self.update())
         found += [self.export("weight transfer"), self.export("checkpoint")]
-        return found
+        if self.job.rollout is None or not self.job.colocated:
+            return found
+        # The rollout engine is a process of its own whose weights stay. Its cache is counted while it generates.
+        beside = _beside(self.spec, self.job, self.job.rollout)
+        found = [Phase(phase.name, _sum(phase.parts, beside)) for phase in found]
+        return [found[0], _rollout(self.spec, self.job, self.job.rollout, self.resident), *found[1:]]
 
     @property
     def is_last(self) -> bool:
@@ -237,10 +239,19 @@ class _Trainer:
 
 def _rollout(spec: ModelSpec, job: MemoryJob, layout: ModelAllocation, resident: dict[str, int]) -> Phase:
     """A GPU of the rollout engine while it generates; `resident` is what a trainer keeps there."""
-    parts = dict(resident)
-    parts["rollout weights"] = kv_cache.rollout_weights(spec, layout, job)
-    # The engine is a process of its own, with a context of its own.
-    parts["CUDA context"] = parts.get("CUDA context", 0) + overhead.CUDA_CONTEXT
-    parts["communicators"] = parts.get("communicators", 0) + overhead.communicators(layout.tp, layout.pp)
+    parts = _sum(resident, _beside(spec, job, layout))
     parts["KV cache"] = kv_cache.kv_cache(spec, layout, job, occupied=sum(parts.values()))
     return Phase("rollout", parts)
+
+
+def _beside(spec: ModelSpec, job: MemoryJob, layout: ModelAllocation) -> dict[str, int]:
+    """What a rollout engine keeps on a GPU for as long as it lives."""
+    return {
+        "rollout weights": kv_cache.rollout_weights(spec, layout, job),
+        "CUDA context": overhead.CUDA_CONTEXT,
+        "communicators": overhead.communicators(layout.tp, layout.pp),
+    }
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {part: one.get(part, 0) + other.get(part, 0) for part in one | other}
