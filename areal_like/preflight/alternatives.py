@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from math import log2
 
-from areal_like.alloc import AllocationError, ModelAllocation
+from areal_like.alloc import ModelAllocation
 
 __all__ = ["nearest"]
 
-TRIES = 400
-"""Candidates that are asked about before giving up."""
+TRIES = 200
+"""Candidates on one number of GPUs; after them only layouts with one letter beside d are tried."""
 LARGEST = 128
 """Sizes of t, p and c that are tried, beside those written."""
 
@@ -30,15 +31,11 @@ def nearest(
         gpus: most GPUs a candidate may have; those of the allocation when None.
         experts: the model has some, so that e is worth trying.
     """
-    found: list[str] = []
-    tries = 0
+    found: dict[str, None] = {}
     for world in _worlds(allocation.world_size, gpus):
-        for candidate in _near(allocation, world, experts):
-            tries += 1
-            if tries > TRIES:
-                return tuple(found)
+        for candidate in chain(islice(_near(allocation, world, experts), TRIES), _plain(allocation, world)):
             if candidate != allocation and passes(candidate):
-                found.append(str(candidate))
+                found[str(candidate)] = None
                 if len(found) == limit:
                     return tuple(found)
     return tuple(found)
@@ -63,7 +60,7 @@ def _near(allocation: ModelAllocation, world: int, experts: bool) -> Iterator[Mo
         for p in cuts if "p" in letters else (1,):
             if world % (t * p):
                 continue
-            for c in cuts if allocation.cp > 1 else (1,):
+            for c in sorted({allocation.cp, max(1, allocation.cp // 2), 1}):
                 if world % (t * p * c) == 0:
                     near = _distance((t, allocation.tp), (p, allocation.pp), (c, allocation.cp))
                     heap.append((near, (t, p, c)))
@@ -72,20 +69,33 @@ def _near(allocation: ModelAllocation, world: int, experts: bool) -> Iterator[Mo
         _, (t, p, c) = heapq.heappop(heap)
         for e, etp in _experts(allocation, world // p, experts):
             for v in {allocation.vpp if p > 1 else 1, 1}:
-                try:
-                    yield allocation.model_copy(
-                        update={
-                            "data_parallel_size": world // (t * p * c),
-                            "tensor_parallel_size": t,
-                            "pipeline_parallel_size": p,
-                            "context_parallel_size": c,
-                            "expert_parallel_size": e,
-                            "expert_tensor_parallel_size": etp,
-                            "virtual_pipeline_parallel_size": v,
-                        }
-                    )
-                except AllocationError:
-                    continue
+                yield _layout(allocation, world, t, p, c, e, etp, v)
+
+
+def _plain(allocation: ModelAllocation, world: int) -> Iterator[ModelAllocation]:
+    """Replicas alone, and replicas cut by t or by p."""
+    sizes = [n for n in range(1, min(world, LARGEST) + 1) if world % n == 0]
+    letters = allocation.descriptor.letters
+    pairs = [(t, 1) for t in sizes if "t" in letters or t == 1] + [(1, p) for p in sizes[1:] if "p" in letters]
+    for t, p in sorted(pairs, key=lambda pair: _distance((pair[0], allocation.tp), (pair[1], allocation.pp))):
+        yield _layout(allocation, world, t, p)
+
+
+def _layout(
+    like: ModelAllocation, world: int, t: int, p: int, c: int = 1, e: int = 1, etp: int = 1, v: int = 1
+) -> ModelAllocation:
+    """A layout whose sizes are known to go together, so that it need not be validated."""
+    return ModelAllocation.model_construct(
+        backend=like.backend,
+        name=like.name,
+        data_parallel_size=world // (t * p * c),
+        tensor_parallel_size=t,
+        pipeline_parallel_size=p,
+        context_parallel_size=c,
+        expert_parallel_size=e,
+        virtual_pipeline_parallel_size=v,
+        expert_tensor_parallel_size=etp,
+    )
 
 
 def _experts(allocation: ModelAllocation, ranks: int, experts: bool) -> list[tuple[int, int]]:
@@ -94,7 +104,8 @@ def _experts(allocation: ModelAllocation, ranks: int, experts: bool) -> list[tup
     es = every if allocation.ep > 1 or (experts and "e" in allocation.descriptor.letters) else [1]
     ts = every if allocation.etp > 1 else [1]
     pairs = [(e, t) for e in es for t in ts if ranks % (e * t) == 0]
-    return sorted(pairs, key=lambda pair: _distance((pair[0], allocation.ep), (pair[1], allocation.etp)))[:6]
+    pairs.sort(key=lambda pair: _distance((pair[0], allocation.ep), (pair[1], allocation.etp)))
+    return list(dict.fromkeys([*pairs[:5], (1, 1)]))
 
 
 def _distance(*pairs: tuple[int, int]) -> float:
