@@ -3,8 +3,8 @@
     python benchmarks/mesh.py [--write benchmarks/results/mesh.md]
 
 Exits 1 when a bound of the project is broken: every group of one rank within 1 ms, all groups of all ranks within 1 s.
-Megatron-Core must build all groups to know one rank's; it is measured on a world of 4,096 ranks, because its time grows
-with the world and is minutes at the full size. The groups of both are compared there.
+Megatron-Core lists all groups to know one rank's; the generators that `initialize_model_parallel` takes them from are
+measured once on the same world, and the groups of both are compared.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import platform
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 
+from areal_like.alloc import Mesh, ModelAllocation
+
 RANK_BOUND, ALL_BOUND = 1e-3, 1.0  # seconds
-LAYOUTS = (
-    ("megatron:(attn:d512p16t8c2|ffn:e64)", "megatron:(attn:d16p16t8c2|ffn:e64)"),
-    ("megatron:(attn:d2048p8t8|ffn:t2e128)", "megatron:(attn:d64p8t8|ffn:t2e128)"),
-)
-"""131,072 ranks; the same with 4,096."""
+LAYOUTS = ("megatron:(attn:d512p16t8c2|ffn:e64)", "megatron:(attn:d2048p8t8|ffn:t2e128)")
+"""131,072 ranks."""
+ONE_STAGE = "megatron:d16384t8"
+"""Also 131,072, but two of a rank's groups are the whole world: a tuple of it alone takes more than the bound."""
 ATTENTION = ("tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-pp", "tp-dp-cp")
 EXPERT = {"etp": "tp", "ep": "ep", "edp": "dp", "etp-ep": "tp-ep", "etp-ep-pp": "tp-ep-pp"}
 """Our name of a group of the expert grid: Megatron-Core's."""
@@ -33,47 +36,52 @@ ROUNDS = 5
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Median over rounds."""
+    """Processor time, the median over rounds: nothing here waits, and other work on the machine does not count."""
     taken = []
     for _ in range(ROUNDS):
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     return statistics.median(taken)
 
 
-def measure(large: str, small: str) -> tuple[list[tuple[str, str, str]], bool]:
-    """Rows of the table for one layout, and whether a bound is broken."""
-    from areal_like.alloc import ModelAllocation
+def groups_of(mesh: Mesh, rank: int) -> list[tuple[int, ...]]:
+    """Every group of one rank."""
+    return [mesh.group(name, rank) for name in NAMES]
 
-    mesh = ModelAllocation.parse(large).mesh()
+
+def measure(text: str) -> tuple[list[tuple[str, str, str]], bool]:
+    """Rows of the table for one layout, and whether a bound is broken."""
+    mesh = ModelAllocation.parse(text).mesh()
     ranks = range(0, mesh.world_size, mesh.world_size // 50)
-    one = max(seconds(lambda rank=rank: [mesh.group(name, rank) for name in NAMES]) for rank in ranks)
+    one = max(seconds(partial(groups_of, mesh, rank)) for rank in ranks)
     everything = seconds(lambda: [list(mesh.groups(name)) for name in NAMES])
     places = seconds(lambda: [mesh.coordinates(rank) for rank in range(mesh.world_size)])
-    little = ModelAllocation.parse(small).mesh()
-    ours = seconds(lambda: [list(little.groups(name)) for name in NAMES])
-    theirs = seconds(lambda: megatron_groups(little))
-    for name, groups in megatron_groups(little).items():
-        assert list(little.groups(name)) == groups, name
-    members = sum(mesh.world_size for _ in NAMES)
+    start = time.process_time()
+    theirs = megatron_groups(mesh)
+    megatron = time.process_time() - start
+    for name, groups in theirs.items():
+        assert list(mesh.groups(name)) == groups, name
+    members = mesh.world_size * len(NAMES)
+    limit = "" if text == ONE_STAGE else f"{RANK_BOUND * 1e3:.0f} ms"
     return [
-        (f"`{large}`, {mesh.world_size:,} ranks", "", ""),
-        (f"{len(NAMES)} groups of one rank, the slowest of 51", f"{one * 1e3:.3f} ms", f"{RANK_BOUND * 1e3:.0f} ms"),
+        (f"`{text}`, {mesh.world_size:,} ranks", "", ""),
+        (f"{len(NAMES)} groups of one rank, the slowest of 51", f"{one * 1e3:.3f} ms", limit),
         (f"all groups, {members:,} members", f"{everything:.2f} s", f"{ALL_BOUND:.0f} s"),
         ("coordinates of all ranks", f"{places:.2f} s", ""),
-        (f"all groups of `{small}`, {little.world_size:,} ranks", f"{ours * 1e3:.1f} ms", ""),
-        ("- Megatron-Core's RankGenerator (ratio)", f"{theirs * 1e3:.0f} ms ({theirs / ours:.0f} x)", ""),
-    ], one > RANK_BOUND or everything > ALL_BOUND
+        (
+            "- Megatron-Core's RankGenerator, all groups (ratio)",
+            f"{megatron:.2f} s ({megatron / everything:.0f} x)",
+            "",
+        ),
+    ], (one > RANK_BOUND and bool(limit)) or everything > ALL_BOUND
 
 
-def megatron_groups(mesh: object) -> dict[str, list[tuple[int, ...]]]:
+def megatron_groups(mesh: Mesh) -> dict[str, list[tuple[int, ...]]]:
     """The same groups from the generators that `initialize_model_parallel` uses."""
-    from megatron.core.parallel_state import RankGenerator
-
-    from areal_like.alloc import Mesh
-
-    assert isinstance(mesh, Mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no Apex
+        from megatron.core.parallel_state import RankGenerator
     order = "tp-cp-ep-dp-pp"
     attention = RankGenerator(tp=mesh.tp, ep=1, dp=mesh.dp, pp=mesh.pp, cp=mesh.cp, order=order)
     expert = RankGenerator(tp=mesh.etp, ep=mesh.ep, dp=mesh.edp, pp=mesh.pp, cp=1, order=order)
@@ -101,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="also write the table to this Markdown file")
     options = parser.parse_args()
-    results = [measure(*layout) for layout in LAYOUTS]
+    results = [measure(text) for text in (*LAYOUTS, ONE_STAGE)]
     text = table([row for rows, _ in results for row in rows])
     broken = any(bad for _, bad in results)
     print(text)
@@ -110,7 +118,8 @@ def main() -> int:
         machine = f"{os.cpu_count()} cores ({processor()}), load average {os.getloadavg()[0]:.1f} at the end"
         options.write.write_text(
             f"# The mesh of a large world\n\n`python benchmarks/mesh.py`, {date.today()}, Python"
-            f" {platform.python_version()}, {machine}. Medians of {ROUNDS} rounds.\n\n{text}\n",
+            f" {platform.python_version()}, {machine}. Processor time, medians of {ROUNDS} rounds.\n\n{text}\n\n"
+            f"In `{ONE_STAGE}` two of a rank's groups are the whole world; the time is that of their tuples.\n",
             encoding="utf-8",
         )
     return int(broken)

@@ -11,7 +11,7 @@ The pipeline coordinate of a rank is the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -144,17 +144,24 @@ class Mesh:
         stride = 1
         for dim in grid:
             size = self._shape[dim]
-            (inside if dim in wanted else outside).append((size, stride))
+            axes = inside if dim in wanted else outside
+            if axes and axes[-1][0] * axes[-1][1] == stride:  # both together count up evenly: one longer axis
+                axes[-1] = (axes[-1][0] * size, axes[-1][1])
+            else:
+                axes.append((size, stride))
             stride *= size
         return inside, outside
 
 
 def _members(first: int, axes: list[tuple[int, int]]) -> tuple[int, ...]:
     """first + all combinations of the axes, the fastest first."""
-    ranks = [first]
-    for size, stride in axes:
+    if not axes:
+        return (first,)
+    (size, stride), *others = axes
+    ranks: Iterable[int] = range(first, first + size * stride, stride)
+    for size, stride in others:
         if size > 1:
-            ranks = [rank + step * stride for step in range(size) for rank in ranks]
+            ranks = [rank + offset for offset in range(0, size * stride, stride) for rank in ranks]
     return tuple(ranks)
 
 

@@ -117,7 +117,7 @@ class _Panel:
     def places(self) -> list[tuple[float, float]]:
         """Where the grids stand: side by side, or below each other when they are too wide."""
         stacked = sum(grid.width for grid in self.grids) + 62 > WIDTH - 2 * MARGIN
-        places, x, y = [], 16.0, 44.0
+        places, x, y = [], 16.0, 44.0 if self.view.has_experts else 28.0  # the grids have names
         for grid in self.grids:
             places.append((x, y))
             x, y = (x, y + grid.height + 18) if stacked else (x + grid.width + 30, y)
