@@ -193,7 +193,7 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_hook_is_declared_and_its_command_exists() -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
-    assert hook["id"] == "areal-like-check" and hook["language"] == "python"
+    assert hook["id"] == "areal-like-check" and hook["language"] == "system"
     words = hook["entry"].split()
     assert words[:2] == ["areal-like", "check"]
     done = subprocess.run(

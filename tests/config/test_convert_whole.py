@@ -152,6 +152,8 @@ def test_unheard_of_keys_are_named() -> None:
     for target in ("verl", "nemo-rl", "megatron-lm"):
         found = convert("ours", target, example, overrides=["gconfig.min_new_tokens=3"]).diagnostics
         assert any("gconfig.min_new_tokens: 3" in d.message for d in found), target
+        found = convert("ours", target, example, overrides=["vllm={gpu_memory_utilization: 0.7}"]).diagnostics
+        assert any("vllm: {'gpu_memory_utilization': 0.7}" in d.message for d in found), target
 
 
 def test_findings_stand_where_the_key_stands() -> None:

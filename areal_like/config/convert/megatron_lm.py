@@ -246,7 +246,13 @@ def _reinforcement(source: Source, draft: Draft) -> None:
 def write(source: Source) -> Draft:
     """Flags for a configuration of this system."""
     draft = Draft(source)
-    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "rollout.scheduling_strategy", "device"}
+    source.taken |= {
+        "cluster.n_nodes",
+        "cluster.n_gpus_per_node",
+        "rollout.scheduling_strategy",
+        "actor.scheduling_strategy",
+        "device",
+    }
     write_rows(source, ROWS, draft)
     actor_key = source.take("actor.backend")
     assert actor_key is not None  # a file that loads has one
@@ -268,7 +274,7 @@ def write(source: Source) -> Draft:
     _write_rollout(source, draft)
     _write_training(source, draft)
     for given in source.rest():
-        draft.left_out(given, "Megatron-LM has no such flag")
+        draft.left_out(given, "no flag for it is known here")
     return draft
 
 

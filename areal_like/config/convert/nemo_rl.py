@@ -8,7 +8,7 @@ from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.common import check_sequence_parallel, group_norm, minibatches, put_correction, whole
 from areal_like.config.convert.draft import Draft, Given, Source, read_rest, read_rows
 from areal_like.config.convert.nemo_rl_keys import DTENSOR_SIZES, MEGATRON_SIZES, ROWS, SECTIONS, M
-from areal_like.config.convert.ours import write_rows
+from areal_like.config.convert.ours import together, write_rows
 
 DEFAULTS: dict[str, Any] = {row.theirs: row.default for row in ROWS} | {
     f"{M}.enabled": False,
@@ -183,7 +183,7 @@ def _optimizer(source: Source, draft: Draft) -> None:
 def write(source: Source) -> Draft:
     """NeMo-RL's keys for a configuration of this system."""
     draft = Draft(source)
-    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "rollout.scheduling_strategy", "device"}
+    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "device"}
     skipped = ("cluster.n_nodes", "cluster.n_gpus_per_node")
     write_rows(source, tuple(row for row in ROWS if row.ours not in skipped), draft)
     if "checkpointing.save_period" not in draft.values:
@@ -195,7 +195,7 @@ def write(source: Source) -> Draft:
         warmup = source.take("actor.optimizer.warmup_steps_proportion")
         if warmup is not None and source.has(warmup.key):
             draft.left_out(warmup, "NeMo-RL counts warm-up in steps, and total_train_steps is not given")
-    read_rest(source, {"": "NeMo-RL has no such setting"}, draft)
+    read_rest(source, {"": "no counterpart in NeMo-RL is known here"}, draft)
     return draft
 
 
@@ -235,23 +235,22 @@ def _write_cluster(
     if actor.data_parallel_size is None or rollout.data_parallel_size is None:
         draft.left_out(where, "d is '*': give cluster.num_nodes and cluster.gpus_per_node")
         return
-    strategy = source.value("rollout.scheduling_strategy", {})
-    together = isinstance(strategy, dict) and strategy.get("type") == "colocation"
-    if together and actor.world_size != rollout.world_size:
+    shared = together(source)
+    if shared and actor.world_size != rollout.world_size:
         message = f"actor and rollout share their GPUs, but have {actor.world_size} and {rollout.world_size} ranks"
         draft.error(message, other, "give both the same number of ranks")
         return
-    world = actor.world_size + (0 if together else rollout.world_size)
+    world = actor.world_size + (0 if shared else rollout.world_size)
     per_node = min(world, int(source.value("cluster.n_gpus_per_node", 8)))
-    if world % per_node or (not together and world > per_node and rollout.world_size % per_node):
+    if world % per_node or (not shared and world > per_node and rollout.world_size % per_node):
         message = f"{world} GPUs are no whole number of machines with {per_node}"
         draft.error(message, where, "set cluster.n_gpus_per_node, or change a layout")
         return
     nodes = world // per_node
     draft.put("cluster.num_nodes", nodes, where)
     draft.put("cluster.gpus_per_node", per_node, where)
-    draft.put("policy.generation.colocated.enabled", together, other)
-    if not together:
+    draft.put("policy.generation.colocated.enabled", shared, other)
+    if not shared:
         draft.put(f"{_RESOURCES}.gpus_per_node", rollout.world_size if nodes == 1 else per_node, other)
         draft.put(f"{_RESOURCES}.num_nodes", 1 if nodes == 1 else rollout.world_size // per_node, other)
 

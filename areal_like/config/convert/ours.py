@@ -142,7 +142,7 @@ def _flat(
         key, mark = ".".join(here), marks(field)
         defaults[key] = plain
         known, default = paths.default_of(field)
-        silent = "same_as" in mark or "no_effect" in mark or _inherited(mark, plain, defaults, config)
+        silent = "same_as" in mark or _inherited(mark, plain, defaults, config)
         differs = not known or plain != (list(default) if isinstance(default, tuple) else default)
         if differs and not silent:
             given[key] = Given(key, plain, _place(config, key))
@@ -185,6 +185,12 @@ def write_rows(source: Source, rows: tuple[Row, ...], draft: Draft) -> None:
         if row.note and not where.default:
             draft.changed(where, row.note)
         draft.put(row.theirs, value, where)
+
+
+def together(source: Source) -> bool:
+    """Whether the rollout engine is said to share the trainer's GPUs."""
+    strategies = [source.value(f"{role}.scheduling_strategy") for role in ("rollout", "actor")]
+    return any(isinstance(s, dict) and s.get("type") == "colocation" for s in strategies)
 
 
 def nested(values: Mapping[str, Any]) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 
 from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.draft import Draft, Given, Source, read_rest
-from areal_like.config.convert.ours import write_rows
+from areal_like.config.convert.ours import together, write_rows
 from areal_like.config.convert.verl_keys import ROWS, R, megatron_sizes
 
 _KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
-_NOWHERE = {"": "verl has no such setting"}
+_NOWHERE = {"": "no counterpart in verl is known here"}
 
 
 def write(source: Source) -> Draft:
@@ -24,7 +24,6 @@ def write(source: Source) -> Draft:
     _loss(source, draft)
     _advantages(source, draft)
     _optimizer(source, draft)
-    source.taken |= {"rollout.scheduling_strategy"}
     read_rest(source, _NOWHERE, draft)
     return draft
 
@@ -73,6 +72,8 @@ def _world(
         if world % instance:
             message = f"verl puts inference servers of {instance} GPUs on the actor's {world}, which do not divide"
             draft.error(message, other, "change t or p of rollout.backend")
+        elif not together(source):
+            draft.changed(other, f"verl puts the {world // instance} servers on the actor's {world} GPUs")
         elif rollout.data_parallel_size != world // instance:
             why = f"verl shares the actor's {world} GPUs: the servers become {world // instance}"
             draft.changed(other, why)
