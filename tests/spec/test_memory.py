@@ -230,6 +230,19 @@ def test_chunks_are_what_the_log_probabilities_allocate(
     assert made / chunk == pytest.approx(logits.chunks(spec, ONE, job, backward=True) / chunk, abs=0.3)
 
 
+@pytest.mark.parametrize(
+    ("text", "spec", "size"),
+    [
+        ("megatron:d8", QWEN, 0),
+        ("megatron:t2", QWEN, 2 * 151936 * 1536 * 2),  # the embedding: its shards and the whole
+        ("megatron:d8e8", MOE8, 9 * 2 * 768 * 2048 * 2),  # one expert of each rank, and the own one
+        ("megatron:(attn:d2t2|ffn:t2e2)", MOE8, 2 * 151936 * 2048 * 2),
+    ],
+)
+def test_export_buffers(text: str, spec: ModelSpec, size: int) -> None:
+    assert transfer.export_buffers(spec, ModelAllocation.parse(text), MemoryJob(64, 64)) == size
+
+
 def test_keys_and_values() -> None:
     job = MemoryJob(4096, 4096, gpu_memory=80 * GIB)
     rollout = ModelAllocation.parse("sglang:d1t8")

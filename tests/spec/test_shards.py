@@ -135,6 +135,34 @@ def test_buckets_end_where_ranks_divide_them() -> None:
     assert all(start % 64 == 0 for start, _ in buffer.spans)
 
 
+def test_parameters_begin_at_a_multiple_of_64() -> None:
+    """Norms of 16 elements (queries and keys) leave gaps of 48."""
+    (buffer,) = shards.buffers(SPECS["moe"], ModelAllocation.parse("megatron:d1"), 0)
+    small = [(start, end) for start, end in buffer.spans if end - start == 16]
+    assert len(small) == 10 and all(start % 64 == 0 for start, _ in buffer.spans)
+    (plain,) = shards.buffers(SPECS["moe"], ModelAllocation.parse("megatron:d1"), 0, distributed=False)
+    assert plain.elements == SPECS["moe"].parameters() < buffer.elements
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"),
+    [
+        ("megatron:d4", False),
+        ("megatron:d4e2", True),
+        ("megatron:d2t2", True),
+        ("megatron:(attn:d2t2|ffn:t2)", False),
+        ("megatron:(attn:d2t2|ffn:t2e2)", True),
+    ],
+)
+def test_experts_placed_otherwise_have_a_buffer(text: str, apart: bool) -> None:
+    """`group_params_for_buffers` of Megatron-Core: by expert or expert tensor parallelism. In `megatron:d2t2` the
+    experts are whole on each tensor rank."""
+    allocation = ModelAllocation.parse(text)
+    assert shards.has_expert_buffer(SPECS["moe"], allocation) == apart
+    assert not shards.has_expert_buffer(SPECS["dense"], allocation)
+    assert len(shards.buffers(SPECS["moe"], allocation, 0)) == 1 + apart
+
+
 def test_families_without_an_engine_are_counted() -> None:
     """DeepSeek-V3 on one rank is the whole model; its parameters have no Megatron names here."""
     spec = ModelSpec.find("deepseek-ai/DeepSeek-V3")
