@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
@@ -47,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
         allocation = allocation.resolve(options.gpus)
     spec = None if options.model is None else _spec(options.model)
     if options.build:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch: shapes need no GPU, and a GPU has other code paths
         from areal_like.engines.megatron.proof import prove
 
         proof = prove(allocation, rank=options.rank or 0, spec=spec)

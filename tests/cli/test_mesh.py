@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -14,6 +15,12 @@ from areal_like.cli import main
 from areal_like.spec import split_layers
 
 FOLDED = "megatron:(attn:d2p3t2c2|ffn:t2e4)"
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--build hides the GPUs from its process, which here is that of all tests."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
 
 def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -83,6 +90,28 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str
     assert main(["mesh", *arguments]) == 2
     shown, error = capsys.readouterr()
     assert shown == "" and words in error and "Traceback" not in error
+
+
+def test_build_reports_and_exits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`engines.megatron.proof` has tests of its own: here is tested what the command makes of it."""
+    from areal_like.engines.megatron import proof
+
+    found = proof.Proof("megatron:d1p2", 1, 2, groups=40, parameters=7, predicted=7, tensors=2)
+    asked = []
+
+    def prove(allocation: object, *, rank: int, spec: object) -> proof.Proof:
+        asked.append((str(allocation), rank, spec and spec.num_layers))  # type: ignore[attr-defined]
+        return found
+
+    monkeypatch.setattr(proof, "prove", prove)
+    shown = out(capsys, "megatron:p2", "--build", "--rank", "1", "--model", "Qwen/Qwen3-0.6B")
+    assert "rank 1 of 2 ranks" in shown and "7 parameters in 2 tensors" in shown and shown.endswith("\nequal\n")
+    found.differences.append("decoder.x: 3 elements built, 4 predicted")
+    assert main(["mesh", "megatron:p2", "--build", "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["holds"] is False
+    assert main(["mesh", "megatron:p2", "--build"]) == 1
+    assert "DIFFERENT: decoder.x: 3 elements built" in capsys.readouterr().out
+    assert asked == [("megatron:d1p2", 1, 28), ("megatron:d1p2", 0, None), ("megatron:d1p2", 0, None)]
 
 
 def test_no_view_imports_torch() -> None:

@@ -9,7 +9,6 @@ without memory), and every parameter is compared with the prediction of `spec.sh
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 import time
@@ -110,8 +109,8 @@ class Proof:
 def prove(allocation: ModelAllocation, *, rank: int, spec: ModelSpec | None = None) -> Proof:
     """Be `rank` of the whole world, and compare.
 
-    Without a spec only the groups are compared. The process must not have a process group of its own, and sees no GPU
-    from now on.
+    Without a spec only the groups are compared. The process must not have a process group of its own, and must not see
+    a GPU (`CUDA_VISIBLE_DEVICES=`).
 
     Raises:
         AllocationError: AL110 for a rank outside the world, AL205 for a backend that is not built with Megatron-Core.
@@ -120,7 +119,6 @@ def prove(allocation: ModelAllocation, *, rank: int, spec: ModelSpec | None = No
     mesh = allocation.mesh()
     mesh.coordinates(rank)
     _refuse(allocation, spec)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # shapes only: a GPU would just be in the way
     proof = Proof(str(allocation), rank, mesh.world_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron-Core's, that there is no Apex and no TransformerEngine

@@ -46,7 +46,7 @@ MOE, DENSE = "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-0.6B"
 
 def prove(*worlds: tuple[str, int, str | None, str | None]) -> list[dict[str, Any]]:
     """One proof for each (allocation, rank, model, what is broken)."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-c", CODE, json.dumps(worlds)], capture_output=True, text=True, timeout=280, env=environment
     )
