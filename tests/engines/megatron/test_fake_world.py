@@ -118,3 +118,14 @@ def test_ranks_of_4096() -> None:
     for found in prove(*worlds, ("megatron:d512p4t2", 4000, "Qwen/Qwen2.5-1.5B", None)):
         assert found["holds"] and found["world_size"] == 4096, found
         assert found["parameters"] == found["predicted"]
+
+
+@pytest.mark.slow
+def test_the_command() -> None:
+    command = [sys.executable, "-m", "areal_like.cli", "mesh", "megatron:(attn:d64p16t4|ffn:t1e128)", "--build"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--rank", "1234", "--model", MOE], capture_output=True, text=True, timeout=280, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rank 1234 of 4096 ranks" in done.stdout and done.stdout.endswith("predicted\nequal\n")
