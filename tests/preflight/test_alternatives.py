@@ -26,7 +26,7 @@ def parse(text: str) -> ModelAllocation:
     ("text", "spec", "expected"),
     [
         ("megatron:d1p4t3", DENSE, ("megatron:d1t4p3", "megatron:d2t2p3", "megatron:d1t2p6")),
-        ("megatron:t16", DENSE, ("megatron:d2t8", "megatron:d4t4", "megatron:d1t8p2")),
+        ("megatron:t32", DENSE, ("megatron:d2t16", "megatron:d4t8", "megatron:d1t16p2")),
         ("megatron:d4e4", DENSE, ("megatron:d4", "megatron:d2p2", "megatron:d2t2")),
         ("megatron:d2c2", DENSE, ("megatron:d4", "megatron:d2p2", "megatron:d2t2")),
         ("megatron:p32", DENSE, ("megatron:d2p16", "megatron:d4p8", "megatron:d1t2p16")),

@@ -70,17 +70,17 @@ def dispatcher(job: Job) -> Iterator[Finding]:
 @layout_rule(
     "AL213",
     summary="t is larger than the number of key-value heads",
-    why="Each rank would hold a copy of a key-value head. Megatron-Core and the inference servers can copy heads when t"
-    " is a multiple of their number; the weight conversion of the training engines here cannot, and the other trainers"
-    " stop in a reshape.",
-    bad=example("actor.backend=megatron:t16", "cluster.n_gpus_per_node=16"),
-    good=example("actor.backend=megatron:t8", "cluster.n_gpus_per_node=16"),
+    why="Each rank would hold a copy of a key-value head. Megatron-Core and the inference servers copy heads when t is"
+    " a multiple of their number; trainers that cut tensors by a mesh stop in a reshape.",
+    bad=example("actor.backend=archon:t16", "cluster.n_gpus_per_node=20"),
+    good=example("actor.backend=megatron:t16", "cluster.n_gpus_per_node=20"),
 )
 def copied_key_value_heads(role: Role) -> Iterator[Finding]:
     assert role.spec is not None
     tp, groups = role.allocation.tp, role.spec.num_key_value_heads
-    if role.trains and groups and tp > groups and tp % groups == 0 and role.spec.num_attention_heads % tp == 0:
-        message = f"t{tp} needs copies of the {groups} key-value heads, which the training engines here do not make"
+    copies = groups and tp > groups and tp % groups == 0 and role.spec.num_attention_heads % tp == 0
+    if role.trains and copies and role.allocation.backend != "megatron":
+        message = f"t{tp} needs copies of the {groups} key-value heads, which {role.allocation.backend} does not make"
         yield Finding(message, f"use t{groups} or less", "t")
 
 

@@ -61,7 +61,7 @@ def attention_heads(role: Role) -> Iterator[Finding]:
     tp, heads = role.allocation.tp, role.spec.num_attention_heads
     if heads % tp:
         message = f"{heads} attention heads do not divide by t{tp}"
-        yield Finding(message, choices("t", heads, role.spec.num_key_value_heads or heads), "t")
+        yield Finding(message, tensor_sizes(role.spec), "t")
 
 
 @layout_rule(
@@ -76,7 +76,7 @@ def key_value_heads(role: Role) -> Iterator[Finding]:
     assert role.spec is not None
     tp, heads, groups = role.allocation.tp, role.spec.num_attention_heads, role.spec.num_key_value_heads
     if groups and heads % tp == 0 and groups % tp and tp % groups:
-        yield Finding(f"{groups} key-value heads do not divide by t{tp}", choices("t", heads, groups), "t")
+        yield Finding(f"{groups} key-value heads do not divide by t{tp}", tensor_sizes(role.spec), "t")
 
 
 @layout_rule(
@@ -91,7 +91,7 @@ def mlp_width(role: Role) -> Iterator[Finding]:
     assert spec is not None
     if spec.intermediate_size % tp and has_dense_layers(spec):
         message = f"the MLP width {spec.intermediate_size} does not divide by t{tp}"
-        yield Finding(message, choices("t", spec.intermediate_size), "t")
+        yield Finding(message, tensor_sizes(spec), "t")
     shared = getattr(spec, "shared_expert_intermediate_size", 0)
     if shared % tp:
         message = f"the width {shared} of the shared experts does not divide by t{tp}"
@@ -287,6 +287,14 @@ def runs(numbers: list[int]) -> str:
         else:
             found.append((1, number))
     return ", ".join(f"{times} x {number}" if times > 1 else str(number) for times, number in found)
+
+
+def tensor_sizes(spec: ModelSpec) -> str:
+    """The sizes of t that heads, key-value heads and the MLP allow, in words."""
+    heads, groups = spec.num_attention_heads, spec.num_key_value_heads or spec.num_attention_heads
+    width = spec.intermediate_size if has_dense_layers(spec) else 0
+    fit = [t for t in range(1, min(heads, 64) + 1) if heads % t == 0 and width % t == 0]
+    return "t can be " + ", ".join(str(t) for t in fit if groups % t == 0 or t % groups == 0)
 
 
 def choices(letter: str, *numbers: int) -> str:
