@@ -71,6 +71,56 @@ data: {train: {dataset_name: OpenMathInstruct-2}}
 cluster: {gpus_per_node: 8, num_nodes: 2}
 logger: {wandb_enabled: true}
 """
+OURS = """\
+experiment_name: math
+trial_name: first
+seed: 7
+device: cuda
+total_train_epochs: 3
+total_train_steps: 50
+tokenizer_path: some/tokenizer
+cluster: {fileroot: /runs, n_gpus_per_node: 16}
+rollout: {backend: "vllm:d4t2", max_head_offpolicyness: 1, max_concurrent_rollouts: 32, dump_to_file: true}
+gconfig: {n_samples: 8, max_new_tokens: 512, max_tokens: 2048, temperature: 0.8, top_p: 0.9, top_k: 40, stop: ["##"]}
+eval_gconfig: {n_samples: 2, max_new_tokens: 512, temperature: 0.5}
+actor:
+  backend: "megatron:d2t2p2e2"
+  path: some/model
+  disable_dropout: true
+  gradient_checkpointing: true
+  mb_spec: {max_tokens_per_mb: 8192}
+  optimizer:
+    {lr: 2e-6, weight_decay: 0.1, beta2: 0.95, eps: 1e-7, min_lr_ratio: 0.1, lr_scheduler_type: cosine,
+     warmup_steps_proportion: 0.2, gradient_clipping: 0.5}
+  megatron:
+    ddp: {grad_reduce_in_fp32: false, overlap_grad_reduce: true, overlap_param_gather: true, bucket_size: 1000}
+    recompute_granularity: full
+    recompute_method: block
+    recompute_num_layers: 2
+    moe_token_dispatcher_type: allgather
+    moe_router_dtype: fp64
+    use_deterministic_algorithms: true
+  reward_norm: {mean_level: group, std_level: group, eps: 1e-3, std_unbiased: false, mean_leave1out: true}
+  adv_norm: {}
+  reward_scaling: 2.0
+  eps_clip: 0.3
+  eps_clip_higher: 0.4
+  c_clip: 2.0
+  kl_ctl: 0.01
+  kl_estimator: k2
+  entropy_coeff: 0.01
+  ppo_n_minibatches: 2
+  use_decoupled_loss: true
+  recompute_logprob: true
+  importance_sampling_level: sequence
+  rejection_sampling: {level: sequence, action: clamp, upper: 3.0, lower: 0.5, agg: sum}
+ref: {}
+train_dataset: {path: some/data, name: main, batch_size: 64, max_length: 1000, shuffle: false}
+valid_dataset: {path: other/data, batch_size: 32}
+saver: {freq_steps: 10}
+evaluator: {freq_steps: 5}
+vllm: {max_num_seqs: 7}
+"""
 FLAGS = (
     "torchrun --nnodes 1 --nproc-per-node 16 train_rl.py --perform-rl-step --tensor-model-parallel-size 2 "
     "--pipeline-model-parallel-size 2 --expert-model-parallel-size 4 --num-experts 128 --num-layers 48 "

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from convert_inputs import FLAGS, NEMO, VERL
+from convert_inputs import FLAGS, NEMO, OURS, VERL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,10 +39,27 @@ def nested(keys: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def outcome(source: str, text: str) -> object:
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-6 as a number, as YAML 1.2 has it and PyYAML does not."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[0-9]+e-[0-9]+$"), list("0123456789"))
+
+SYSTEMS = ("verl", "nemo-rl", "megatron-lm")
+ANYHOW = ("cluster.n_gpus_per_node", "actor.recompute_logprob", "actor.megatron.recompute_granularity")
+SAID_BY_OTHERS = {
+    ("device", "nemo-rl"),
+    ("device", "megatron-lm"),
+    *((k, system) for k in ANYHOW for system in SYSTEMS),
+}
+"""Keys of which the other system has the value anyhow: it has GPUs alone; they hold all ranks; a decoupled loss needs
+recomputed log-probabilities; full is our default."""
+
+
+def outcome(source: str, text: str, target: str = "ours") -> object:
     """What a user sees of a conversion."""
     try:
-        result = convert(source, "ours", text)
+        result = convert(source, target, text)
     except ConfigError as error:
         return [d.message for d in error.diagnostics]
     return result.text, sorted(d.message for d in result.diagnostics)
@@ -141,6 +158,19 @@ def test_no_flag_is_dropped_in_silence(flag: str) -> None:
     if name in ("attention-dropout", "hidden-dropout", "sequence-parallel", "nnodes"):
         return  # one of them says nothing without the other; t above 1 says it; one machine is what is assumed
     assert outcome("megatron-lm", FLAGS.replace(flag, "", 1)) != outcome("megatron-lm", FLAGS)
+
+
+NEEDED = {"experiment_name", "trial_name", "rollout.backend", "actor.backend", "actor.path", "train_dataset.path"}
+GONE_OUT = [(key, target) for key in flat(yaml.load(OURS, _Loader)) for target in ("verl", "nemo-rl", "megatron-lm")]
+
+
+@pytest.mark.parametrize(("key", "target"), GONE_OUT, ids=[f"{key}-{target}" for key, target in GONE_OUT])
+def test_nothing_of_ours_is_dropped_in_silence(key: str, target: str) -> None:
+    keys = flat(yaml.load(OURS, _Loader))
+    if key in NEEDED | {"actor.optimizer.lr", "valid_dataset.path"} or (key, target) in SAID_BY_OTHERS:
+        return
+    less = nested({name: value for name, value in keys.items() if name != key})
+    assert outcome("ours", yaml.safe_dump(less), target) != outcome("ours", OURS, target)
 
 
 def test_unheard_of_keys_are_named() -> None:

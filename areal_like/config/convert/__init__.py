@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.alloc import Diagnostic
-from areal_like.config.convert import allocation_mode, megatron_lm, nemo_rl, verl, verl_write
+from areal_like.config.convert import allocation_mode, megatron_lm, megatron_lm_write, nemo_rl, verl, verl_write
 from areal_like.config.convert.draft import Draft, Given, Source
 from areal_like.config.convert.ours import as_source, nested, to_yaml
 from areal_like.config.convert.reading import read_file, read_yaml
@@ -79,13 +79,13 @@ def convert(
         return Converted(yaml, found)
     writers: dict[str, Callable[[Source], Draft]] = {
         "verl": verl_write.write,
-        "megatron-lm": megatron_lm.write,
+        "megatron-lm": megatron_lm_write.write,
         "nemo-rl": nemo_rl.write,
     }
     written = writers[target](as_source(config))
     found += written.diagnostics
     _refuse(found)
-    return Converted(megatron_lm.to_flags(written) if target == "megatron-lm" else nested(written.values), found)
+    return Converted(megatron_lm_write.to_flags(written) if target == "megatron-lm" else nested(written.values), found)
 
 
 def read_input(path: str) -> str:

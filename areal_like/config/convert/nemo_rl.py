@@ -8,7 +8,7 @@ from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.common import check_sequence_parallel, group_norm, minibatches, put_correction, whole
 from areal_like.config.convert.draft import Draft, Given, Source, read_rest, read_rows
 from areal_like.config.convert.nemo_rl_keys import DTENSOR_SIZES, MEGATRON_SIZES, ROWS, SECTIONS, M
-from areal_like.config.convert.ours import together, write_rows
+from areal_like.config.convert.ours import fixed_there, together, write_rows
 
 DEFAULTS: dict[str, Any] = {row.theirs: row.default for row in ROWS} | {
     f"{M}.enabled": False,
@@ -183,10 +183,12 @@ def _optimizer(source: Source, draft: Draft) -> None:
 def write(source: Source) -> Draft:
     """NeMo-RL's keys for a configuration of this system."""
     draft = Draft(source)
-    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "device"}
+    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "ref"}
+    if source.value("device") == "cpu":
+        fixed_there(source, draft, {"device": "cuda"}, "NeMo-RL")
     skipped = ("cluster.n_nodes", "cluster.n_gpus_per_node")
     write_rows(source, tuple(row for row in ROWS if row.ours not in skipped), draft)
-    if "checkpointing.save_period" not in draft.values:
+    if source.take("saver.freq_steps") is None:
         draft.values["checkpointing.enabled"] = False
     _write_layouts(source, draft)
     _write_batches(source, draft)
@@ -274,7 +276,10 @@ def _write_batches(source: Source, draft: Draft) -> None:
 def _write_algorithm(source: Source, draft: Draft) -> None:
     names = ("mean_level", "std_level", "mean_leave1out", "std_unbiased", "eps", "group_size")
     norm = {name: source.take(f"actor.reward_norm.{name}") for name in names}
-    source.taken.add("actor.reward_norm")
+    source.taken |= {"actor.reward_norm", "actor.rejection_sampling"}
+    fixed: dict[str, Any] = {"actor.reward_norm.eps": 1e-6, "actor.reward_norm.std_unbiased": True}
+    fixed |= {"actor.rejection_sampling.metric": "ratio"}
+    fixed_there(source, draft, fixed, "NeMo-RL")
     mean, std, others = norm["mean_level"], norm["std_level"], norm["mean_leave1out"]
     if mean is None or mean.value != "group":
         where = mean or Given("actor.reward_norm", None, source.place)
@@ -288,14 +293,13 @@ def _write_algorithm(source: Source, draft: Draft) -> None:
     source.taken |= {"actor.recompute_logprob"}
     decoupled, upper = source.take("actor.use_decoupled_loss"), source.take("actor.rejection_sampling.upper")
     action, level = source.take("actor.rejection_sampling.action"), source.take("actor.rejection_sampling.level")
-    source.taken |= {f"actor.rejection_sampling.{name}" for name in ("metric", "agg")}
     if decoupled is not None and decoupled.value:
         draft.put("loss_fn.use_importance_sampling_correction", True, decoupled)
         if upper is not None and action is not None and action.value == "clamp":
             if level is None or level.value == "token":
                 draft.put("loss_fn.truncated_importance_sampling_ratio", upper.value, upper)
             else:
-                draft.left_out(level, "NeMo-RL truncates the ratio of tokens")
+                draft.left_out(upper, "NeMo-RL truncates the ratio of tokens, not of answers")
         elif upper is not None:
             draft.left_out(upper, "NeMo-RL truncates the ratio; it rejects no token")
     lag = source.take("rollout.max_head_offpolicyness")

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from areal_like.config import paths
 from areal_like.config.convert.draft import Draft, Given, NoCounterpart, Row, Source
 from areal_like.config.experiment import RLConfig
-from areal_like.config.fields import marks
+from areal_like.config.fields import is_marked, marks
 from areal_like.config.findings import Place
+from areal_like.config.written import shown
 
 _REQUIRED: tuple[tuple[str, Any, str], ...] = (
     ("experiment_name", "converted", "a run needs a name"),
@@ -136,7 +137,10 @@ def _flat(
         here = (*steps, name)
         value = getattr(section, name)
         if isinstance(value, BaseModel):
+            before = len(given)
             _flat(value, here, config, given, defaults)
+            if len(given) == before and field.default is None and not _idle(value):
+                given[".".join(here)] = Given(".".join(here), "{}", _place(config, ".".join(here)))
             continue
         plain = list(value) if isinstance(value, tuple) else value
         key, mark = ".".join(here), marks(field)
@@ -146,6 +150,11 @@ def _flat(
         differs = not known or plain != (list(default) if isinstance(default, tuple) else default)
         if differs and not silent:
             given[key] = Given(key, plain, _place(config, key))
+
+
+def _idle(section: BaseModel) -> bool:
+    """Whether nothing acts on any key of a section."""
+    return all(is_marked(field) for field in type(section).model_fields.values())
 
 
 def _inherited(mark: dict[str, Any], value: Any, defaults: dict[str, Any], config: RLConfig) -> bool:
@@ -191,6 +200,14 @@ def together(source: Source) -> bool:
     """Whether the rollout engine is said to share the trainer's GPUs."""
     strategies = [source.value(f"{role}.scheduling_strategy") for role in ("rollout", "actor")]
     return any(isinstance(s, dict) and s.get("type") == "colocation" for s in strategies)
+
+
+def fixed_there(source: Source, draft: Draft, values: Mapping[str, Any], system: str) -> None:
+    """Keys that have one value in the other system: any other, also a default, is said to be left out."""
+    for key, value in values.items():
+        given = source.take(key)
+        if given is not None and given.value != value:
+            draft.left_out(given, f"{system} always has {shown(value)}")
 
 
 def nested(values: Mapping[str, Any]) -> str:

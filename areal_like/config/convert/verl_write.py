@@ -6,7 +6,7 @@ from typing import Any
 
 from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.draft import Draft, Given, Source, read_rest
-from areal_like.config.convert.ours import together, write_rows
+from areal_like.config.convert.ours import fixed_there, together, write_rows
 from areal_like.config.convert.verl_keys import ROWS, R, megatron_sizes
 
 _KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
@@ -16,7 +16,7 @@ _NOWHERE = {"": "no counterpart in verl is known here"}
 def write(source: Source) -> Draft:
     """verl's keys for a configuration of this system."""
     draft = Draft(source)
-    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "cluster.fileroot"}
+    source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "ref", "eval_gconfig"}
     rows = tuple(row for row in ROWS if not row.ours.startswith("cluster."))
     write_rows(source, rows, draft)
     _layouts(source, draft)
@@ -111,8 +111,9 @@ def _loss(source: Source, draft: Draft) -> None:
         draft.put("algorithm.kl_penalty", _KL[estimator.value if estimator else "k1"], estimator or weight)
     level = "algorithm.rollout_correction"
     decoupled = source.take("actor.use_decoupled_loss")
-    keys = ("level", "action", "metric", "lower", "upper", "agg")
+    keys = ("level", "action", "metric", "lower", "upper")
     rejection = {name: source.take(f"actor.rejection_sampling.{name}") for name in keys}
+    source.taken.add("actor.rejection_sampling")
     upper, where = rejection["upper"], rejection["level"]
     if decoupled is None or not decoupled.value:
         return
@@ -136,6 +137,8 @@ def _advantages(source: Source, draft: Draft) -> None:
     names = ("mean_level", "std_level", "mean_leave1out", "std_unbiased", "eps", "group_size")
     norm = {name: source.take(f"actor.reward_norm.{name}") for name in names}
     source.taken.add("actor.reward_norm")
+    fixed = {"actor.reward_norm.eps": 1e-6, "actor.reward_norm.std_unbiased": True}
+    fixed_there(source, draft, fixed, "verl")
     recompute = source.take("actor.recompute_logprob")
     if recompute is not None and not recompute.value and not source.value("actor.use_decoupled_loss"):
         draft.put("algorithm.rollout_correction.bypass_mode", True, recompute)
