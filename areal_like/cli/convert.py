@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from areal_like.alloc import Diagnostic
 from areal_like.cli.arguments import Commands
 
 __all__ = ["add"]
@@ -89,6 +91,24 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"text": found.text, "diagnostics": findings}, indent=2, ensure_ascii=False))
         return 0
     sys.stdout.write(found.text)
-    for diagnostic in found.diagnostics:
-        print(f"{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}", file=sys.stderr)
+    sys.stdout.flush()
+    for line in _lines(found.diagnostics):
+        print(line, file=sys.stderr)
     return 0
+
+
+def _lines(diagnostics: Iterable[Diagnostic]) -> list[str]:
+    """The findings, those with one and the same reason together."""
+    by_reason: dict[str, list[Diagnostic]] = {}
+    for found in diagnostics:
+        reason = found.message.partition(" is left out: ")[2]
+        by_reason.setdefault(reason or found.message, []).append(found)
+    lines = []
+    for reason, group in by_reason.items():
+        head = f"{group[0].severity}[{group[0].code}]: "
+        if len(group) == 1:
+            lines.append(head + group[0].message)
+        else:
+            lines.append(f"{head}left out, {len(group)} keys: {reason}")
+            lines += ["    " + found.message.partition(" is left out: ")[0] for found in group]
+    return lines

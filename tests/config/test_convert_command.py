@@ -60,6 +60,15 @@ def test_standard_input_and_flags_after_two_dashes(
     assert "backend: megatron:d2t2\n" in capsys.readouterr().out
 
 
+def test_keys_with_the_same_reason_stand_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--to", "nemo-rl", str(EXAMPLE)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("warning[AL820]: left out, ")]
+    count = int(lines[at].split()[3])
+    assert "    experiment_name: gsm8k-grpo" in lines[at + 1 : at + 1 + count]
+    assert all(line.startswith("    ") for line in lines[at + 1 : at + 1 + count])
+
+
 def test_to_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--to", "megatron-lm", str(EXAMPLE), "actor.backend=megatron:d2t2"]) == 0
     flags = capsys.readouterr().out.replace("\\\n", "").split("--")
