@@ -112,7 +112,11 @@ class HuggingFaceEngine:
             )
             for request, seed in zip(requests, self.seeds.spawn(len(requests)), strict=True)
         ]
-        Decoder(model, self.limits or _limits(self.device), self.version).run(sequences, interrupted)
+        try:
+            Decoder(model, self.limits or _limits(self.device), self.version).run(sequences, interrupted)
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # the KV cache goes back to the GPU, which a trainer may share
         return [sequence.completion() for sequence in sequences]
 
     def update_weights(self, bucket: WeightBucket) -> None:
