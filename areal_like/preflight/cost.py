@@ -12,14 +12,14 @@ by this project: `LINK_EFFICIENCY` and `COLLECTIVE_LATENCY` are what collectives
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 from areal_like.preflight.hardware import Hardware
-from areal_like.preflight.links import Group, groups
+from areal_like.preflight.links import Group, expert_group, groups
 from areal_like.preflight.stages import StageTerms, stage_terms
+from areal_like.preflight.step_job import Sizes, StepJob
 from areal_like.spec import ModelSpec
 
-__all__ = ["Sizes", "StepCost", "StepJob", "step_cost"]
+__all__ = ["Sizes", "StepCost", "StepJob", "least_seconds", "step_cost"]
 
 MATMUL_EFFICIENCY = 0.46
 """Share of the bf16 peak that the operations of a dense model reach over forward and backward pass, element-wise work
@@ -53,71 +53,6 @@ CLEAR = 4
 """Bytes moved for each parameter held: the gradient is set to zero."""
 ACCUMULATE = 2 + 4 + 4
 """Bytes moved for each parameter held and each micro-batch: the bf16 gradient is added to the float32 one."""
-
-
-class Sizes(Protocol):
-    """Parallel sizes; `ModelAllocation` has them."""
-
-    @property
-    def dp(self) -> int: ...
-    @property
-    def tp(self) -> int: ...
-    @property
-    def pp(self) -> int: ...
-    @property
-    def cp(self) -> int: ...
-    @property
-    def ep(self) -> int: ...
-    @property
-    def etp(self) -> int: ...
-    @property
-    def vpp(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class StepJob:
-    """What a step has to do.
-
-    Attributes:
-        sequences: sequences of one optimizer update, over all replicas.
-        sequence_length: tokens of a sequence.
-        micro_tokens: most tokens of a micro-batch (`mb_spec.max_tokens_per_mb`), before c and t share it out.
-        recompute: each layer's forward pass is repeated in the backward pass (`gradient_checkpointing: true`).
-        forward_passes: forward passes over the batch besides the update: 1 for `recompute_logprob`, 1 for a reference
-            of the same layout.
-
-    Raises:
-        ValueError: a number is not positive, or a sequence does not fit into a micro-batch.
-    """
-
-    sequences: int
-    sequence_length: int
-    micro_tokens: int
-    recompute: bool = False
-    forward_passes: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.sequences, self.sequence_length) < 1 or self.forward_passes < 0:
-            raise ValueError(f"sequences and their length are at least 1, forward passes at least 0: {self}")
-        if self.micro_tokens < self.sequence_length:
-            raise ValueError(
-                f"a sequence of {self.sequence_length} tokens does not fit into a micro-batch of {self.micro_tokens}"
-            )
-
-    def micro_batches(self, sizes: Sizes) -> int:
-        """Micro-batches of each replica; interleaved pipelines need a multiple of p."""
-        each = -(-self.sequences // sizes.dp)
-        count = -(-each // (self.micro_tokens // self.sequence_length))
-        return -(-count // sizes.pp) * sizes.pp if sizes.vpp > 1 else count
-
-    def tokens(self, sizes: Sizes) -> float:
-        """Tokens of a micro-batch on average, in the replica with most sequences."""
-        return -(-self.sequences // sizes.dp) * self.sequence_length / self.micro_batches(sizes)
-
-    def largest_micro_batch(self, sizes: Sizes) -> int:
-        """Tokens of the largest micro-batch: sequences are spread evenly over them."""
-        each = -(-self.sequences // sizes.dp)
-        return -(-each // self.micro_batches(sizes)) * self.sequence_length
 
 
 @dataclass(frozen=True)
@@ -198,6 +133,18 @@ def step_cost(spec: ModelSpec, allocation: Sizes, hardware: Hardware, job: StepJ
     )
 
 
+def least_seconds(spec: ModelSpec, allocation: Sizes, hardware: Hardware, job: StepJob) -> float:
+    """A bound from below on `step_cost(...).seconds`, found faster: compute and all-to-all of the slowest stage."""
+    local = job.tokens(allocation) / (allocation.tp * allocation.cp)
+    group = expert_group(allocation, hardware.gpus_per_node)
+    slowest = max(
+        _compute(spec, stage, allocation, hardware, job, local)
+        + _experts(spec, stage, hardware, local, _forwards(job), group)
+        for stage in set(stage_terms(spec, job.sequence_length, allocation.pp, allocation.vpp))
+    )
+    return job.micro_batches(allocation) * slowest
+
+
 def _stage(
     spec: ModelSpec,
     stage: StageTerms,
@@ -208,20 +155,31 @@ def _stage(
     links: dict[str, Group],
 ) -> tuple[float, float, float, float, float]:
     """Seconds of one micro-batch in one stage: compute, tensor, experts, context, pipeline."""
-    forwards = 1 + job.recompute + job.forward_passes  # times that a layer's forward pass runs
+    forwards = _forwards(job)
     local = tokens / (sizes.tp * sizes.cp)  # tokens of a rank: sequence parallelism cuts what t does not
-    rate = hardware.flops * MATMUL_EFFICIENCY
-    # A backward pass has twice the operations of a forward pass; the vocabulary projection is never recomputed.
-    head = spec.head_flops() * stage.head * (3 + job.forward_passes)
-    compute = local * (stage.flops * (forwards + 2) + head) / rate
-    compute += stage.moe_layers * (spec.num_experts / sizes.ep) * EXPERT_SECONDS * (forwards + 2) / 3
     return (
-        compute,
+        _compute(spec, stage, sizes, hardware, job, local),
         _tensor(spec, stage, sizes, hardware, tokens, forwards, links),
         _experts(spec, stage, hardware, local, forwards, links["ep"]),
         _context(spec, stage, sizes, hardware, job, tokens, forwards, links["cp"]),
         _pipeline(spec, sizes, hardware, job, local, links["pp"]),
     )
+
+
+def _forwards(job: StepJob) -> int:
+    """Times that a layer's forward pass runs."""
+    return 1 + job.recompute + job.forward_passes
+
+
+def _compute(spec: ModelSpec, stage: StageTerms, sizes: Sizes, hardware: Hardware, job: StepJob, local: float) -> float:
+    """Operations of one micro-batch, and the launches of the experts on this rank.
+
+    A backward pass has twice the operations of a forward pass; the vocabulary projection is never recomputed.
+    """
+    passes = _forwards(job) + 2
+    head = spec.head_flops() * stage.head * (3 + job.forward_passes)
+    seconds = local * (stage.flops * passes + head) / (hardware.flops * MATMUL_EFFICIENCY)
+    return seconds + stage.moe_layers * (spec.num_experts / sizes.ep) * EXPERT_SECONDS * passes / 3
 
 
 def _tensor(

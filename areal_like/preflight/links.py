@@ -8,24 +8,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-__all__ = ["Group", "groups"]
+from areal_like.preflight.step_job import Sizes
 
-
-class _Sizes(Protocol):
-    @property
-    def dp(self) -> int: ...
-    @property
-    def tp(self) -> int: ...
-    @property
-    def pp(self) -> int: ...
-    @property
-    def cp(self) -> int: ...
-    @property
-    def ep(self) -> int: ...
-    @property
-    def etp(self) -> int: ...
+__all__ = ["Group", "expert_group", "groups"]
 
 
 class Group(NamedTuple):
@@ -42,7 +29,7 @@ class Group(NamedTuple):
     leaves_node: bool
 
 
-def groups(sizes: _Sizes, gpus_per_node: int) -> dict[str, Group]:
+def groups(sizes: Sizes, gpus_per_node: int) -> dict[str, Group]:
     """Groups tp, cp, dp-cp, pp, etp, ep, edp of a layout on nodes of this many GPUs."""
     stage = sizes.dp * sizes.tp * sizes.cp
     node = min(gpus_per_node, stage * sizes.pp)  # a job of one node: its groups divide it
@@ -55,6 +42,12 @@ def groups(sizes: _Sizes, gpus_per_node: int) -> dict[str, Group]:
         "ep": _group(sizes.ep, sizes.etp, node),
         "edp": _group(stage // (sizes.ep * sizes.etp), sizes.ep * sizes.etp, node),
     }
+
+
+def expert_group(sizes: Sizes, gpus_per_node: int) -> Group:
+    """The group ep alone."""
+    node = min(gpus_per_node, sizes.dp * sizes.tp * sizes.cp * sizes.pp)
+    return _group(sizes.ep, sizes.etp, node)
 
 
 @lru_cache(maxsize=4096)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from areal_like.alloc import ModelAllocation
-from areal_like.preflight.cost import StepJob
 from areal_like.preflight.enumeration import Layout
 from areal_like.preflight.hardware import Hardware
 from areal_like.preflight.stages import stage_terms
+from areal_like.preflight.step_job import StepJob
 from areal_like.spec import ModelSpec
 from areal_like.spec.memory import MemoryJob, predict
 
@@ -21,22 +21,29 @@ CAUTION = 0.95
 
 
 def least_memory(spec: ModelSpec, layout: Layout, job: StepJob) -> float:
-    """A bound from below, in bytes, on the peak of the fullest rank: parameters, gradients, optimizer state, and the
-    activations that cannot be avoided (the layers' inputs, and one bf16 slab of logits)."""
+    """A bound from below, in bytes, on the peak of the fullest rank.
+
+    It counts parameters, gradients, optimizer state, the largest of the activations that the backward pass needs, and
+    one bf16 slab of logits.
+    """
     terms = stage_terms(spec, job.sequence_length, layout.pp, layout.vpp)
     micro_batches, tokens = job.micro_batches(layout), job.tokens(layout)
     local = tokens / (layout.tp * layout.cp)
     expert_replicas = layout.dp * layout.cp * layout.tp // (layout.ep * layout.etp)
+    # What a layer saves: its inputs and norms; gate, up and product of the MLP, or of the experts with their rows.
+    row = 2 * local * spec.hidden_size
+    dense = 4 * row + 2 * local * 3 * spec.intermediate_size
+    routed = spec.experts_per_token * (layout.etp * row + 2 * local * 3 * spec.moe_intermediate_size)
     fullest = 0.0
     for rank, stage in enumerate(terms):
-        dense, experts = stage.parameters(layout)
-        held = (dense + experts) * HELD + (dense / (layout.dp * layout.cp) + experts / expert_replicas) * SHARD
+        cut, experts = stage.parameters(layout)
+        held = (cut + experts) * HELD + (cut / (layout.dp * layout.cp) + experts / expert_replicas) * SHARD
         in_flight = min(micro_batches, layout.pp - rank)
-        inputs = 2 if job.recompute else 2 * 4  # saved of each layer, in hidden sizes: see Korthikanti et al. 2022
-        held += in_flight * stage.layers * local * spec.hidden_size * inputs
-        if stage.head:
-            held += 2 * tokens / layout.cp * spec.vocab_size / layout.tp
-        fullest = max(fullest, held)
+        mixed = stage.moe_layers * (4 * row + routed) + (stage.layers - stage.moe_layers) * dense
+        held += in_flight * (stage.layers * row if job.recompute else mixed)
+        held += mixed / stage.layers if job.recompute else 0.0
+        slab = 2 * tokens / layout.cp * spec.vocab_size / layout.tp if stage.head else 0.0
+        fullest = max(fullest, held, held - mixed / stage.layers + slab if job.recompute else held + slab)
     return CAUTION * fullest
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from areal_like.alloc import Diagnostic, ModelAllocation, get_backend
-from areal_like.preflight.cost import StepCost, StepJob, step_cost
+from areal_like.preflight.cost import StepCost, least_seconds, step_cost
 from areal_like.preflight.enumeration import Layout, training_layouts
 from areal_like.preflight.hardware import GIB, Hardware
 from areal_like.preflight.legality import check_layout
 from areal_like.preflight.plan_memory import least_memory, peak_memory
 from areal_like.preflight.rollout_plan import RolloutPlan, rollout_plans, shares
+from areal_like.preflight.step_job import StepJob
 from areal_like.spec import ModelSpec
 
 __all__ = ["ENGINE_CODES", "NoPlanError", "Plan", "Request", "plan"]
@@ -112,13 +113,16 @@ class Request:
 
 
 class _Candidate(NamedTuple):
-    """Ordered by time; of equally fast ones that with most replicas comes first."""
+    """Ordered by time; of equally fast ones that with most replicas comes first.
+
+    `seconds` is a bound from below until `cost` is known: most candidates are never looked at again.
+    """
 
     seconds: float
     order: tuple[int, ...]
     layout: Layout
     job: StepJob
-    cost: StepCost
+    cost: StepCost | None = None
 
 
 def plan(request: Request, top: int = 10) -> list[Plan]:
@@ -170,6 +174,10 @@ def _training_plans(request: Request, gpus: int, top: int) -> list[Plan]:
         layout, job = candidate.layout, candidate.job
         if layout in found or layout in refused:
             continue
+        if candidate.cost is None:
+            cost = step_cost(spec, layout, hardware, job)
+            heapq.heappush(heap, candidate._replace(seconds=round(cost.seconds, 9), cost=cost))
+            continue
         peak = least_memory(spec, layout, job)
         if peak <= room or leanest is None or peak < leanest[0]:
             allocation = layout.allocation(request.backend)
@@ -207,9 +215,8 @@ def _candidates(request: Request, gpus: int) -> Iterator[_Candidate]:
 
 
 def _candidate(request: Request, layout: Layout, job: StepJob) -> _Candidate:
-    cost = step_cost(request.spec, layout, request.hardware, job)
     order = (-layout.dp, *layout[1:], job.micro_tokens, job.recompute)
-    return _Candidate(round(cost.seconds, 9), order, layout, job, cost)
+    return _Candidate(least_seconds(request.spec, layout, request.hardware, job) - 1e-9, order, layout, job)
 
 
 def _budgets(request: Request, layout: Layout) -> list[int]:

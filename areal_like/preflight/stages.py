@@ -6,20 +6,12 @@ Layers go to stages by the same `split_layers` and the same costs as in the engi
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from areal_like.preflight.step_job import Sizes
 from areal_like.spec import ModelSpec, split_layers
 
 __all__ = ["StageTerms", "stage_terms"]
-
-
-class _Sizes(Protocol):
-    @property
-    def tp(self) -> int: ...
-    @property
-    def ep(self) -> int: ...
-    @property
-    def etp(self) -> int: ...
 
 
 class StageTerms(NamedTuple):
@@ -44,7 +36,7 @@ class StageTerms(NamedTuple):
     embedding: bool
     head: bool
 
-    def parameters(self, sizes: _Sizes) -> tuple[float, float]:
+    def parameters(self, sizes: Sizes) -> tuple[float, float]:
         """(dense, expert) parameters of a rank. Norms and routers, which every rank of t holds, count as cut."""
         return self.dense_parameters / sizes.tp, self.expert_parameters / (sizes.ep * sizes.etp)
 

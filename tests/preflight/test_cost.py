@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.alloc import ModelAllocation
-from areal_like.preflight.cost import StepJob, step_cost
+from areal_like.preflight.cost import StepJob, least_seconds, step_cost
 from areal_like.preflight.hardware import Hardware, HardwareError, parse_memory
 from areal_like.preflight.links import groups
 from areal_like.spec import ModelSpec
@@ -222,6 +222,13 @@ def test_better_hardware_is_never_slower(text, job, field, factor, node):
     for spec in (DENSE, MOE) if "e1" in text else (MOE,):
         before, after = cost(text, spec, hardware, job).seconds, cost(text, spec, better, job).seconds
         assert after <= before * (1 + 1e-12)
+
+
+@settings(deadline=None, max_examples=100)
+@given(layouts, jobs, st.sampled_from([1, 2, 4, 8]))
+def test_the_quick_bound_of_the_time_is_a_bound(text, job, node):
+    hardware, allocation = replace(TOY, gpus_per_node=node), ModelAllocation.parse(text)
+    assert 0 < least_seconds(MOE, allocation, hardware, job) <= cost(text, MOE, hardware, job).seconds * (1 + 1e-12)
 
 
 @settings(deadline=None, max_examples=100)
