@@ -31,6 +31,7 @@ class Section(BaseModel):
         allow_inf_nan=False,
         validate_default=False,
         protected_namespaces=(),
+        defer_build=True,
     )
 
 
