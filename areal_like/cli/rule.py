@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 from areal_like.cli.arguments import Commands
 
 __all__ = ["add"]
+
+WHILE_FETCHING = {"AL39": "a model", "AL56": "a data set or a tokenizer"}
+"""Families of codes that no check of a file can find."""
 
 
 def add(commands: Commands) -> None:
@@ -25,6 +29,10 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(f"{code}  {severity:<7}  {summary}" for code, (severity, summary) in known.items()))
         return 0
     code = options.code.upper()
+    for family, what in WHILE_FETCHING.items():
+        if re.fullmatch(family + "[0-9]", code):
+            print(f"{code} (error): {what} cannot be found or read; a run says so when it fetches it")
+            return 0
     if code not in known:
         near = closest(code, known)
         hint = f"did you mean {near}? " if near else ""

@@ -189,5 +189,7 @@ def test_rule_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error[AL303]: 16 attention heads do not divide by t5" in capsys.readouterr().out
     assert main(["rule"]) == 0
     assert "\nAL303  error    t does not divide the attention heads\n" in capsys.readouterr().out
+    assert main(["rule", "AL391"]) == 0
+    assert "a model cannot be found or read" in capsys.readouterr().out
     assert main(["rule", "AL330"]) == 2
     assert "there is no rule 'AL330'" in capsys.readouterr().err

@@ -168,3 +168,21 @@ def random_reference(job: Job) -> Iterator[Finding]:
     if config is not None and config.ref is not None and config.actor.kl_ctl > 0 and config.ref.init_from_scratch:
         message = "the divergence is measured from a model with random weights"
         yield Finding(message, "leave ref.init_from_scratch out", key="ref.init_from_scratch")
+
+
+@rule(
+    "AL509",
+    summary="the batch of the data set and that of an update differ",
+    why="rollout.consumer_batch_size is what an update takes, and prompts are loaded in batches of that size. When it"
+    " is given, train_dataset.batch_size has nothing to act on.",
+    bad=example("rollout.consumer_batch_size=32", "train_dataset.batch_size=64"),
+    good=example("rollout.consumer_batch_size=32", "train_dataset.batch_size=32"),
+    severity="warning",
+)
+def one_batch_size(job: Job) -> Iterator[Finding]:
+    if job.config is None:
+        return
+    taken, given = job.config.rollout.consumer_batch_size, job.config.train_dataset.batch_size
+    if taken is not None and taken != given:
+        message = f"an update takes {taken} prompts; train_dataset.batch_size {given} has no effect"
+        yield Finding(message, "give one of the two", key="train_dataset.batch_size")
