@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,9 +131,13 @@ def test_the_number_field(tab: Browser, page: Callable[..., MeshView]) -> None:
 def test_names_and_focus(tab: Browser, page: Callable[..., MeshView]) -> None:
     """One stop of the tabulator a grid, every rank has a name, and every button too."""
     page("megatron:d64t8e8p2", "#rank=777")
-    tree = tab.send("Accessibility.getFullAXTree")["nodes"]
+    tab.send("Accessibility.enable")
+    cells: list[str] = []
+    deadline = time.monotonic() + 20
+    while not cells and time.monotonic() < deadline:  # the tree is built in the background
+        tree = tab.send("Accessibility.getFullAXTree")["nodes"]
+        cells = [n["name"]["value"] for n in tree if n.get("role", {}).get("value") == "gridcell"]
     tab.send("Accessibility.disable")
-    cells = [n["name"]["value"] for n in tree if n.get("role", {}).get("value") == "gridcell"]
     assert sorted(cells, key=int) == [str(r) for r in range(1024) for _ in range(2)]
     assert all(n["name"]["value"] for n in tree if n.get("role", {}).get("value") in ("button", "grid", "spinbutton"))
     stops = "[...document.querySelectorAll('.c')].filter(c => c.tabIndex === 0).map(c => c.id)"

@@ -174,7 +174,9 @@ def _optimizer(source: Source, draft: Draft) -> None:
         else:
             draft.put("actor.optimizer.min_lr_ratio", least.value / rate, least)
     warmup, steps = source.take(f"{M}.scheduler.lr_warmup_iters"), draft.values.get("total_train_steps")
-    if warmup is not None and isinstance(steps, int) and isinstance(warmup.value, int):
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        steps = None
+    if warmup is not None and steps is not None and isinstance(warmup.value, int):
         draft.put("actor.optimizer.warmup_steps_proportion", min(1.0, warmup.value / steps), warmup)
     elif warmup is not None:
         draft.left_out(warmup, "a share of all steps is not known without grpo.max_num_steps")
