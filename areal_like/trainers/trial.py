@@ -253,7 +253,8 @@ def _allocation(text: str) -> ModelAllocation:
     allocation = ModelAllocation.parse(text)
     backend = get_backend(allocation.backend)
     backend.require_role("train", source=text)
-    backend.load_engine()
+    if not backend.engine:
+        backend.load_engine()  # says that there is none; a real one is imported by the ranks alone
     return allocation.resolve(1) if allocation.data_parallel_size is None else allocation
 
 
