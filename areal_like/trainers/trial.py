@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from areal_like.algorithms.sft import SFTLoss
 from areal_like.alloc import AllocationError, Diagnostic, ModelAllocation, get_backend
@@ -153,6 +154,7 @@ def run_trial(
     """
     allocation = _allocation(text)
     device = _device(device, allocation.world_size)
+    disable_progress_bar()  # of Transformers, which writes and reads the small model many times
     with tempfile.TemporaryDirectory(prefix="areal-like-try-") as temporary:
         if model in TINY_MODELS:
             path = Path(temporary) / model
