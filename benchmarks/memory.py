@@ -22,7 +22,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 TOLERANCE = 0.05
 GIB = 2**30
@@ -150,7 +150,7 @@ class Layout:
 
     model: str
     allocation: str
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     ddp: dict[str, Any] = field(default_factory=dict)
 
 
