@@ -64,7 +64,8 @@ def shared_gpus(job: Job) -> Iterator[Finding]:
         return
     worlds = actor.allocation.world_size, rollout.allocation.world_size
     if sum(worlds) > job.cluster.gpus >= max(worlds):
-        message = f"actor ({worlds[0]}) and rollout ({worlds[1]}) share the {job.cluster.gpus} GPUs"
+        gpus = "one GPU" if job.cluster.gpus == 1 else f"{job.cluster.gpus} GPUs"
+        message = f"actor ({worlds[0]}) and rollout ({worlds[1]}) share {gpus}"
         yield Finding(message, "both models must fit into the memory of one GPU", "", role=rollout)
 
 
