@@ -43,6 +43,10 @@ test-all: lint
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/alloc.py
+	$(BIN)/python benchmarks/check.py
+	$(BIN)/python benchmarks/mesh.py
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/memory.py cpu
 	$(BIN)/python benchmarks/generation.py
 	$(BIN)/python benchmarks/layout_agreement.py
 
