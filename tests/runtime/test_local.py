@@ -268,7 +268,14 @@ DRIVER = """
 def start_driver(tmp_path, busy=True, then="time.sleep(600)"):
     script = tmp_path / "driver.py"  # no `if __name__ == "__main__"` is needed
     script.write_text(textwrap.dedent(DRIVER.format(here=HERE, busy=busy, then=then)))
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell lets what it starts in the background ignore Ctrl-C, and so would this child of the tests.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     words = process.stdout.readline().split()
     assert len(words) == 3, process.stderr.read()
     return process, [int(word) for word in words[:2]], Path(words[2])

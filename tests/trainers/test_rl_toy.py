@@ -140,7 +140,14 @@ def test_an_interrupted_run_ends_at_once_and_leaves_no_process(configure, tmp_pa
     configure()
     script = tmp_path / "script.py"  # its reward function is in __main__
     script.write_text(textwrap.dedent(SCRIPT.format(here=HERE, path=str(tmp_path / "run.yaml"))))
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell lets what it starts in the background ignore Ctrl-C, and so would this child of the tests.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     metrics = tmp_path / "runs" / "toy" / "t" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text()) and process.poll() is None and time.monotonic() < deadline:
