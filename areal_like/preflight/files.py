@@ -53,9 +53,7 @@ def check_text(
         parse_cluster(cluster)
     silenced = _silenced(text)
     kept = [d for d in _once(found) if not _is_silenced(d, file, silenced)]
-    return tuple(
-        sorted(kept, key=lambda d: (_SEVERITY[d.severity], d.file == COMMAND_LINE, d.line or 0, d.column or 0))
-    )
+    return tuple(sorted(kept, key=_order))
 
 
 def _order(d: Diagnostic) -> tuple[int, bool, int, int]:
@@ -63,8 +61,15 @@ def _order(d: Diagnostic) -> tuple[int, bool, int, int]:
 
 
 def selected(found: Iterable[Diagnostic], select: tuple[str, ...], ignore: tuple[str, ...]) -> list[Diagnostic]:
-    """Findings whose code begins with one of `select` (all when empty) and with none of `ignore`."""
-    return [d for d in found if d.code.startswith(select or ("AL",)) and not (ignore and d.code.startswith(ignore))]
+    """Findings whose code begins with one of `select` (all when empty) and with none of `ignore`.
+
+    That a file cannot be read is always among them: nothing else of it has been looked at.
+    """
+    return [
+        d
+        for d in found
+        if d.code in UNREADABLE or (d.code.startswith(select or ("AL",)) and not (ignore and d.code.startswith(ignore)))
+    ]
 
 
 def _once(found: Iterable[Diagnostic]) -> list[Diagnostic]:
@@ -84,4 +89,6 @@ def _silenced(text: str) -> dict[int, tuple[str, ...]]:
 
 
 def _is_silenced(d: Diagnostic, file: str, silenced: dict[int, tuple[str, ...]]) -> bool:
-    return d.file == file and d.line is not None and d.code.startswith(silenced.get(d.line, ("?",)))
+    if d.file != file or d.line is None or d.code in UNREADABLE:
+        return False
+    return d.code.startswith(silenced.get(d.line, ("?",)))

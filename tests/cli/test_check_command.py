@@ -136,6 +136,14 @@ def test_input_that_cannot_be_read(content: bytes | None, code: str, capsys: pyt
     assert codes(capsys, "good.yaml", "input.yaml", status=2) == [code]
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("arguments", [("--ignore", "AL8"), ("--select", "AL3"), ("--ignore", "AL801,AL802,AL803")])
+def test_an_unreadable_file_is_never_silenced(arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.yaml").write_text("a: [1,\n b: {  # areal-like: ignore AL8", encoding="utf-8")
+    assert main(["check", "broken.yaml", *arguments]) == 2
+    assert "AL802" in capsys.readouterr().out
+
+
 def test_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "seed=1"]) == 2
     assert "give a file" in capsys.readouterr().err
