@@ -7,6 +7,7 @@ from areal_like.config.experiment import RLConfig
 from areal_like.config.findings import CODES, ConfigError, Location
 from areal_like.config.generation import GenerationConfig
 from areal_like.config.loader import load_config
+from areal_like.config.megatron import DDPConfig, FP8Config, MegatronConfig
 from areal_like.config.running import (
     ClusterConfig,
     EvaluatorConfig,
@@ -17,10 +18,9 @@ from areal_like.config.running import (
     ValidDatasetConfig,
 )
 from areal_like.config.training import (
-    DDPConfig,
-    MegatronConfig,
     MicroBatchConfig,
     OptimizerConfig,
+    ProfilerConfig,
     TrainEngineConfig,
 )
 
@@ -32,12 +32,14 @@ __all__ = [
     "CriticConfig",
     "DDPConfig",
     "EvaluatorConfig",
+    "FP8Config",
     "GenerationConfig",
     "Location",
     "MegatronConfig",
     "MicroBatchConfig",
     "NormConfig",
     "OptimizerConfig",
+    "ProfilerConfig",
     "RLConfig",
     "RefConfig",
     "RejectionSamplingConfig",

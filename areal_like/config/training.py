@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from areal_like.config.fields import REQUIRED, Section, key, run_name, trial_name
+from areal_like.config.megatron import MegatronConfig
 
 _PLACED_BY_LAYOUT = "processes and GPUs follow from `backend`; nothing else is scheduled"
 
@@ -57,62 +58,25 @@ class OptimizerConfig(Section):
     gradient_clipping: float = key(
         1.0, "Gradients are scaled down to this global L2 norm; 0 switches clipping off.", ge=0.0
     )
+    initial_loss_scale: float = key(
+        2.0**32, "With dtype float16: the first factor of the loss; halved until gradients are finite.", gt=0.0
+    )
+    min_loss_scale: float = key(1.0, "With dtype float16: the loss scale never falls below it.", gt=0.0)
+    loss_scale_window: int = key(
+        1000, "With dtype float16: steps with finite gradients after which the scale doubles.", unit="steps", ge=1
+    )
+    hysteresis: int = key(2, "With dtype float16: steps with infinite gradients before the scale halves.", ge=1)
 
 
-class DDPConfig(Section):
-    """Megatron-Core's gradient buffers and data-parallel communication."""
+class ProfilerConfig(Section):
+    """A trace of what the ranks of a model do, by torch.profiler. A step is one optimizer step of the engine."""
 
-    grad_reduce_in_fp32: bool = key(True, "Keep and reduce gradients in float32.")
-    overlap_grad_reduce: bool = key(False, "Reduce gradients during the backward pass.")
-    overlap_param_gather: bool = key(False, "Gather parameters during the forward pass (needs overlap_grad_reduce).")
-    use_distributed_optimizer: bool = key(True, "Shard optimizer state over the data-parallel ranks.")
-    bucket_size: int | None = key(
-        None, "Parameters in one communication bucket; null takes Megatron-Core's choice.", unit="parameters", ge=1
-    )
-    average_in_collective: bool = key(
-        False,
-        "Let the collective average instead of scaling before it.",
-        unsupported_unless=(False,),
-        why="gradients are summed: the loss is already divided by the loss tokens of the global batch",
-    )
-    check_for_nan_in_grad: bool = key(False, "Stop when a gradient is not finite before it is reduced.")
-
-
-class MegatronConfig(Section):
-    """Options of the Megatron engine that the allocation does not say."""
-
-    bridge_type: Literal["mbridge", "megatron-bridge"] = key(
-        "mbridge",
-        "Package that maps Hugging Face weights to Megatron-Core.",
-        unsupported_unless=("mbridge",),
-        why="only mbridge is built in",
-    )
-    ddp: DDPConfig = key(DDPConfig, "Gradient buffers and data-parallel communication.")
-    virtual_pipeline_parallel_size: int = key(
-        1,
-        "Pipeline stages a rank holds.",
-        unit="stages",
-        ge=1,
-        unsupported_unless=(1,),
-        why="a parallel size is said once, in `backend`: write the letter v there, as in megatron:p2v2",
-    )
-    recompute_granularity: Literal["full", "selective"] | None = key(
-        "full", "What is recomputed in the backward pass when gradient_checkpointing is on."
-    )
-    recompute_method: Literal["uniform", "block"] | None = key(
-        "uniform", "Which layers are recomputed: groups of equal size, or the first layers of a stage."
-    )
-    recompute_num_layers: int | None = key(1, "Layers of one recomputed group or block.", unit="layers", ge=1)
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = key(
-        "alltoall", "How tokens reach the ranks of their experts."
-    )
-    moe_router_dtype: Literal["fp32", "fp64"] | None = key(
-        "fp32", "Type of the router's arithmetic; null takes that of the model."
-    )
-    use_deterministic_algorithms: bool = key(False, "Ask torch and Megatron-Core for bit-reproducible kernels.")
-    fp8_config: dict[str, Any] | None = key(
-        None, "Training in FP8.", unsupported_unless=(None,), why="this version trains in float32 or bfloat16"
-    )
+    ranks: tuple[int, ...] = key((0,), "Ranks that record.", strict=False, min_length=1)
+    step_start: int = key(2, "First step that is recorded, counted from 1.", unit="steps", ge=1)
+    step_end: int = key(2, "Last step that is recorded.", unit="steps", ge=1)
+    save_path: str | None = key(None, "Folder of the traces; null puts them into the folder of the run.")
+    with_stack: bool = key(False, "Record the Python lines as well; slower.")
+    memory: bool = key(False, "Write a snapshot of the GPU memory's history of these steps beside the trace.")
 
 
 class TrainEngineConfig(Section):
@@ -127,7 +91,7 @@ class TrainEngineConfig(Section):
     init_from_scratch: bool = key(False, "Start from random weights of the same architecture.")
     disable_dropout: bool = key(False, "Train without dropout, whatever the model's configuration says.")
     gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass to save memory.")
-    dtype: Literal["float32", "bfloat16"] = key("bfloat16", "Type of parameters and arithmetic.")
+    dtype: Literal["float32", "bfloat16", "float16"] = key("bfloat16", "Type of parameters and arithmetic.")
     mb_spec: MicroBatchConfig = key(MicroBatchConfig, "Micro-batches of a step.")
     optimizer: OptimizerConfig | None = key(None, "Optimizer; null for a model that is not trained.")
     megatron: MegatronConfig = key(MegatronConfig, "Options of the Megatron engine.")
@@ -137,9 +101,21 @@ class TrainEngineConfig(Section):
         unsupported_unless=("xccl",),
         why="weights are streamed to the rollout workers and never go through a file",
     )
-    use_lora: bool = key(
-        False, "Train adapters only.", unsupported_unless=(False,), why="this version trains all weights"
+    use_lora: bool = key(False, "Train low-rank adapters; the model's own weights stay as they are.")
+    peft_type: Literal["lora"] = key("lora", "Kind of adapter.")
+    lora_rank: int = key(32, "Rank of the adapters: rows of A, columns of B.", ge=1)
+    lora_alpha: float = key(16.0, "An adapter adds lora_alpha / lora_rank * B A to its weight.", gt=0.0)
+    lora_dropout: float = key(0.0, "Dropout on what enters an adapter, in training.", ge=0.0, lt=1.0)
+    lora_dtype: Literal["float32", "bfloat16", "float16"] | None = key(
+        None, "Type of the adapters; that of the model when null."
     )
+    target_modules: tuple[str, ...] = key(
+        ("all-linear",),
+        "Modules that get an adapter: linear_qkv, linear_proj, linear_fc1, linear_fc2, or all-linear for these four.",
+        strict=False,
+        min_length=1,
+    )
+    profiler: ProfilerConfig | None = key(None, "Record a trace of some steps; null records none.")
     scheduling_spec: tuple[dict[str, Any], ...] = key(
         (), "Ports, cores, memory, image and command of AReaL's workers.", no_effect=_PLACED_BY_LAYOUT, strict=False
     )
