@@ -58,7 +58,10 @@ class MegatronConfig(Section):
     )
     ddp: DDPConfig = key(DDPConfig, "Gradient buffers and data-parallel communication.")
     virtual_pipeline_parallel_size: int | None = key(
-        None, "Pipeline stages a rank holds, said again: must agree with the letter v of `backend`.", unit="stages", ge=1
+        None,
+        "Pipeline stages a rank holds, said again: must agree with the letter v of `backend`.",
+        unit="stages",
+        ge=1,
     )
     pipeline_layout: tuple[int, ...] | None = key(
         None,

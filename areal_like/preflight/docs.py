@@ -25,7 +25,7 @@ _HEAD = """\
 <!-- Written by `python -m areal_like.preflight.docs > docs/rules.md`; edit the rules instead. -->
 
 What [`areal-like check`](check.md) looks for. `areal-like rule CODE` prints one of these pages. Codes of a family begin
-alike, so `--select AL3` and `# areal-like: ignore AL7` name all of them. Of errors, AL210 to AL212, AL301, AL302, AL811
+alike, so `--select AL3` and `# areal-like: ignore AL7` name all of them. Of errors, AL212, AL301, AL302, AL811
 and AL815 say what this version cannot do; the others say what cannot be done.
 
 Each example changes this job, about which no rule has anything to say:

@@ -3,7 +3,14 @@
 from areal_like.spec.bundled import bundled_names
 from areal_like.spec.families.parts import LatentAttention, LayerParameters, LinearAttention
 from areal_like.spec.model import SUPPORTED_ARCHITECTURES, ModelSpec, ModelSpecError
-from areal_like.spec.packing import SequenceTooLong, balanced_partition, count_micro_batches, pack_micro_batches
+from areal_like.spec.packing import (
+    SequenceTooLong,
+    balanced_partition,
+    count_micro_batches,
+    pack_micro_batches,
+    padded_length,
+    padding_multiples,
+)
 from areal_like.spec.pipeline import split_layers
 
 __all__ = [
@@ -18,5 +25,7 @@ __all__ = [
     "bundled_names",
     "count_micro_batches",
     "pack_micro_batches",
+    "padded_length",
+    "padding_multiples",
     "split_layers",
 ]

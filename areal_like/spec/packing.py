@@ -7,9 +7,17 @@ optimum and, unlike differencing methods, keeps each bin a plain list that can b
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
-__all__ = ["SequenceTooLong", "balanced_partition", "count_micro_batches", "pack_micro_batches"]
+__all__ = [
+    "SequenceTooLong",
+    "balanced_partition",
+    "count_micro_batches",
+    "pack_micro_batches",
+    "padded_length",
+    "padding_multiples",
+]
 
 
 class SequenceTooLong(ValueError):
@@ -33,10 +41,25 @@ def balanced_partition(lengths: Sequence[int], bins: int) -> list[list[int]]:
     return [sorted(b) for b in result]
 
 
-def count_micro_batches(lengths: Sequence[int], max_tokens: int, *, pad_to: int = 1) -> int:
+def padding_multiples(tp: int, cp: int) -> tuple[int, int]:
+    """What the length of a sequence, and of a whole micro-batch, is rounded up to.
+
+    Context parallelism cuts each sequence into 2c equal chunks (rank r has chunks r and 2c - 1 - r, so that the causal
+    work is even); sequence parallelism cuts what a rank then has into t parts.
+    """
+    return (1, tp) if cp == 1 else (2 * cp, cp * math.lcm(2, tp))
+
+
+def padded_length(length: int, multiple: int) -> int:
+    """`length` rounded up to a multiple."""
+    return -(-length // multiple) * multiple
+
+
+def count_micro_batches(lengths: Sequence[int], max_tokens: int, *, pad_to: int = 1, sequence_multiple: int = 1) -> int:
     """How many micro-batches of at most `max_tokens` first-fit-decreasing needs (at least 1).
 
-    `pad_to`: the packed length of a micro-batch is rounded up to a multiple of it (sequence parallelism wants t).
+    `pad_to`, `sequence_multiple`: the packed length of a micro-batch, and of each sequence in it, are rounded up to
+    multiples of them (see `padding_multiples`).
 
     Raises:
         SequenceTooLong: one sequence alone exceeds the budget.
@@ -45,10 +68,11 @@ def count_micro_batches(lengths: Sequence[int], max_tokens: int, *, pad_to: int 
         raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
     room = max_tokens - max_tokens % pad_to
     loads: list[int] = []
-    for length in sorted(lengths, reverse=True):
+    for real in sorted(lengths, reverse=True):
+        length = padded_length(real, sequence_multiple)
         if length > room:
             raise SequenceTooLong(
-                f"a sequence of {length} tokens does not fit into a micro-batch of at most {room} tokens; "
+                f"a sequence of {real} tokens does not fit into a micro-batch of at most {room} tokens; "
                 "raise mb_spec.max_tokens_per_mb or shorten the sequences (gconfig.max_new_tokens, dataset max_length)"
             )
         for i, load in enumerate(loads):
@@ -61,7 +85,13 @@ def count_micro_batches(lengths: Sequence[int], max_tokens: int, *, pad_to: int 
 
 
 def pack_micro_batches(
-    lengths: Sequence[int], max_tokens: int, *, at_least: int = 1, multiple_of: int = 1, pad_to: int = 1
+    lengths: Sequence[int],
+    max_tokens: int,
+    *,
+    at_least: int = 1,
+    multiple_of: int = 1,
+    pad_to: int = 1,
+    sequence_multiple: int = 1,
 ) -> list[list[int]]:
     """Indices of `lengths` by micro-batch, none above the token budget, their sizes balanced.
 
@@ -70,11 +100,12 @@ def pack_micro_batches(
         max_tokens: token budget of a micro-batch.
         at_least: the number that the other data-parallel ranks need; surplus micro-batches are empty lists.
         multiple_of: the number of micro-batches is a multiple of it (interleaved pipelines).
-        pad_to: see `count_micro_batches`.
+        pad_to, sequence_multiple: see `count_micro_batches`.
 
     Raises:
         SequenceTooLong: one sequence alone exceeds the budget.
     """
+    lengths = [padded_length(n, sequence_multiple) for n in lengths]
     needed = max(count_micro_batches(lengths, max_tokens, pad_to=pad_to), at_least)
     room = max_tokens - max_tokens % pad_to
     count = -(-needed // multiple_of) * multiple_of

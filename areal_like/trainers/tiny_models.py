@@ -23,7 +23,7 @@ def make_tiny_model(name: str, allocation: ModelAllocation, folder: Path, *, dty
     tried; the vocabulary is a prime, so that it never divides and padding is always exercised.
     """
     heads = 2 * allocation.tp
-    layers = max(4, 2 * allocation.pp)
+    layers = max(4, 2 * allocation.pp, allocation.pp * allocation.vpp)
     shape: dict[str, Any] = {
         "vocab_size": 131,
         "hidden_size": 64,

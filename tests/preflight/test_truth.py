@@ -90,14 +90,12 @@ REFUSED = [
     ("dense", "megatron:d1t3", "AL304"),
     ("dense", "megatron:d1p4", "AL309"),
     ("dense", "megatron:d2e2", "AL307"),
-    ("dense", "megatron:d1c2", "AL210"),
     ("moe", "megatron:d4e4", "AL308"),
     ("moe", "megatron:(attn:d3|ffn:t3)", "AL306"),
 ]
 
 IGNORED = [
     ("dense", "megatron:(attn:d2|ffn:t2)", "AL307"),
-    ("dense", "megatron:d1p2v2", "AL211"),
 ]
 """Refused although they run: the engine would not do what the letter says, and nobody would be told."""
 

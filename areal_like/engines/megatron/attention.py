@@ -14,9 +14,12 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+
+from areal_like.engines.megatron.context_parallel import padded_to_gathered
 
 __all__ = ["DocumentGroups", "LocalPackedSeqParams", "PackedAttention", "PackedRotaryEmbedding", "RMSNorm"]
 
@@ -73,7 +76,10 @@ class LocalPackedSeqParams(PackedSeqParams):
     """
 
     positions: Tensor | None = None
-    groups: DocumentGroups = field(default_factory=lambda: DocumentGroups([], torch.empty(0), torch.empty(0)))
+    groups: DocumentGroups | None = None
+    """Of a whole row; None with context parallelism, where a rank holds parts of each document."""
+    lengths: list[int] = field(default_factory=list)
+    """Padded length of each document."""
 
 
 class _Pad(torch.autograd.Function):
@@ -128,6 +134,7 @@ class PackedAttention(MegatronModule):
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.cp_group: Any = None if pg_collection is None else pg_collection.cp
 
     def forward(
         self,
@@ -142,25 +149,61 @@ class PackedAttention(MegatronModule):
         """`query` `[tokens, 1, heads/tp, head_dim]`, `key`, `value` with KV heads; returns `[tokens, 1, width/tp]`."""
         if not isinstance(packed_seq_params, LocalPackedSeqParams):
             raise TypeError("PackedAttention needs the LocalPackedSeqParams of the micro-batch")
-        groups = packed_seq_params.groups
-        heads, kv_heads = query.shape[2], key.shape[2]
-        padded = [_Pad.apply(x.squeeze(1), groups.index, groups.slots) for x in (query, key, value)]
+        q, k, v = (x.squeeze(1) for x in (query, key, value))
+        if packed_seq_params.groups is not None:
+            return self._whole(q, k, v, packed_seq_params.groups).unsqueeze(1)
+        return self._over_ranks(q, k, v, packed_seq_params.lengths).unsqueeze(1)
+
+    def _whole(self, query: Tensor, key: Tensor, value: Tensor, groups: DocumentGroups) -> Tensor:
+        """This rank holds whole documents."""
+        padded = [_Pad.apply(x, groups.index, groups.slots) for x in (query, key, value)]
         outputs, start = [], 0
         for documents, longest in groups.shapes:
             end = start + documents * longest
-            q, k, v = (x[start:end].view(documents, longest, x.shape[1], x.shape[2]).transpose(1, 2) for x in padded)
-            out = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                is_causal=True,
-                dropout_p=self.dropout if self.training else 0.0,
-                scale=self.softmax_scale,
-                enable_gqa=heads != kv_heads,
-            )
-            outputs.append(out.transpose(1, 2).reshape(end - start, heads * out.shape[-1]))
+            q, k, v = (x[start:end].view(documents, longest, x.shape[1], x.shape[2]) for x in padded)
+            outputs.append(self._attend(q, k, v, is_causal=True).reshape(end - start, -1))
             start = end
-        return _Unpad.apply(torch.cat(outputs), groups.slots).unsqueeze(1)
+        return _Unpad.apply(torch.cat(outputs), groups.slots)
+
+    def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+        """This rank holds two chunks of each document; keys and values of the others are gathered.
+
+        The backward pass of the gather sums the gradients of all ranks' queries (a reduce-scatter).
+        """
+        group, cp, rank = self.cp_group, self.cp_group.size(), self.cp_group.rank()
+        order = padded_to_gathered(lengths, cp).to(query.device)
+        keys, values = (
+            gather_from_sequence_parallel_region(x, group=group).index_select(0, order) for x in (key, value)
+        )
+        outputs, own, start = [], 0, 0
+        for length in lengths:
+            chunk = length // (2 * cp)
+            for number in (rank, 2 * cp - 1 - rank):
+                end = (number + 1) * chunk
+                # Row i of the chunk is position number * chunk + i and sees itself and everything before it.
+                mask = torch.ones(chunk, end, dtype=torch.bool, device=query.device).tril(end - chunk)
+                seen = slice(start, start + end)
+                out = self._attend(query[None, own : own + chunk], keys[None, seen], values[None, seen], mask=mask)
+                outputs.append(out.reshape(chunk, -1))
+                own += chunk
+            start += length
+        return torch.cat(outputs)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """`[documents, tokens, heads, head_dim]` each."""
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=self.softmax_scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+        return out.transpose(1, 2)
 
 
 class PackedRotaryEmbedding(torch.nn.Module):

@@ -18,7 +18,7 @@ from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
 from areal_like.engines.megatron import cpu
 from areal_like.engines.megatron.bridges.mbridge import MBridge
-from areal_like.engines.megatron.micro_batches import MicroBatch, make_micro_batches
+from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
 from areal_like.engines.megatron.optimizer import (
     create_optimizer,
     create_schedule,
@@ -29,7 +29,8 @@ from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
 from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
-from areal_like.spec import ModelSpec, split_layers
+from areal_like.spec import ModelSpec, padding_multiples
+from areal_like.spec.shards import stage_sizes
 
 __all__ = ["MegatronEngine"]
 
@@ -82,8 +83,7 @@ class MegatronEngine:
 
     def _build(self) -> None:
         spec = ModelSpec.from_path(self.path)
-        layer_costs = [spec.layer_flops()] * spec.num_layers
-        self.stages = split_layers(layer_costs, self.allocation.pp, head_cost=spec.head_flops())
+        self.stages = stage_sizes(spec, self.allocation)
         self.transformer_engine = has_transformer_engine(self.device_type)
         self.bridge = MBridge(
             self.path,
@@ -95,6 +95,7 @@ class MegatronEngine:
                 self.config,
                 device=self.device_type,
                 stages=self.stages,
+                pp=self.allocation.pp,
                 stage=self.groups.mesh.coordinates(self.groups.rank).pp,
                 is_moe=spec.is_moe,
                 transformer_engine=self.transformer_engine,
@@ -131,7 +132,8 @@ class MegatronEngine:
         self.passes = ModelPasses(self.chunks, self.groups, vocab_size=self.bridge.vocab_size)
         self.passes.config.grad_scale_func = self.optimizer.scale_loss
         if ddp.overlap_grad_reduce:
-            self.passes.config.no_sync_func = self.chunks[0].no_sync
+            syncs = [chunk.no_sync for chunk in self.chunks]
+            self.passes.config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
         if self.device_type == "cpu":
             cpu.install()
 
@@ -199,8 +201,10 @@ class MegatronEngine:
             batch,
             max_tokens=spec.max_tokens_per_mb,
             at_least=spec.n_mbs or 1,
-            pad_to=self.allocation.tp,
+            multiple_of=self.allocation.pp if self.allocation.vpp > 1 else 1,
+            padding=Padding(*padding_multiples(self.allocation.tp, self.allocation.cp)),
             data_parallel_group=self.groups.collection.dp,
+            context_parallel_group=self.groups.collection.cp,
             device=self.device,
             local_attention=not self.transformer_engine,
         )

@@ -11,21 +11,39 @@ from torch import Tensor
 
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.megatron.attention import DocumentGroups, LocalPackedSeqParams
-from areal_like.spec import count_micro_batches, pack_micro_batches
+from areal_like.engines.megatron.context_parallel import local_tokens, padded_to_gathered
+from areal_like.spec import count_micro_batches, pack_micro_batches, padded_length
 
-__all__ = ["MicroBatch", "make_micro_batches"]
+__all__ = ["MicroBatch", "Padding", "make_micro_batches"]
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What lengths are rounded up to.
+
+    Attributes:
+        sequence: multiple for each sequence (2c with context parallelism).
+        micro_batch: multiple for the whole packed row.
+    """
+
+    sequence: int = 1
+    micro_batch: int = 1
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Some sequences of the batch, ready for the model.
 
+    With context parallelism a rank holds a part of each sequence (`context_parallel`); "gathered" means the rows of all
+    context-parallel ranks laid end to end. Without it gathered and local are the same.
+
     Attributes:
-        batch: the sequences, unpadded; empty when another rank needs more micro-batches than this one has.
+        batch: the sequences, whole and unpadded; empty when another rank needs more micro-batches than this one has.
         indices: which sequences of the rank's batch they are.
-        input_ids, positions: `[1, padded tokens]`; padding forms a document of its own at the end.
-        labels: `[padded tokens]`, the next token of each position in its sequence, 0 where there is none.
+        input_ids, positions: `[1, local tokens]`; padding at the end of the row forms a document of its own.
+        labels: `[local tokens]`, the next token of each position in its sequence, 0 where there is none.
         packed: documents for the attention.
+        places: `[tokens]`, where each token of `batch` is in the gathered row.
     """
 
     batch: PackedBatch
@@ -34,15 +52,16 @@ class MicroBatch:
     positions: Tensor
     labels: Tensor
     packed: PackedSeqParams
+    places: Tensor
 
     def to_tokens(self, next_token_values: Tensor) -> Tensor:
-        """From values about the next token `[padded tokens]` to values about each token `[tokens]`, 0 at the first."""
+        """From values about the next token `[gathered tokens]` to values about each token `[tokens]`; 0 at a first."""
         tokens = self.batch.input_ids.numel()
-        shifted = torch.cat([next_token_values.new_zeros(1), next_token_values])[:tokens]
+        previous = torch.cat([self.places[:1], self.places])[:tokens]
         firsts = self.batch.cu_seqlens[:-1]
-        mask = torch.ones_like(shifted)
+        mask = torch.ones(tokens, dtype=next_token_values.dtype, device=next_token_values.device)
         mask[firsts[firsts < tokens]] = 0.0  # an empty last sequence would start past the end
-        return shifted * mask
+        return next_token_values.index_select(0, previous) * mask
 
 
 def make_micro_batches(
@@ -50,70 +69,100 @@ def make_micro_batches(
     *,
     max_tokens: int | None,
     at_least: int,
-    pad_to: int,
+    multiple_of: int = 1,
+    padding: Padding = Padding(),
     data_parallel_group: dist.ProcessGroup,
+    context_parallel_group: dist.ProcessGroup | None = None,
     device: torch.device,
     local_attention: bool,
 ) -> list[MicroBatch]:
     """Pack under the token budget; every data-parallel rank gets the same number of micro-batches. Collective.
 
     Args:
-        max_tokens: token budget of a micro-batch; None for no limit.
+        max_tokens: token budget of a micro-batch (of all context-parallel ranks together); None for no limit.
         at_least: fewest micro-batches.
-        pad_to: packed lengths are multiples of it (the tensor-parallel size, for sequence parallelism).
+        multiple_of: the number of micro-batches is a multiple of it (interleaved pipelines).
 
     Raises:
         SequenceTooLong: one sequence exceeds the budget (on every rank, so that none waits for another).
     """
     lengths = batch.lengths
+    rounding = {"pad_to": padding.micro_batch, "sequence_multiple": padding.sequence}
     if max_tokens is None:
-        max_tokens = sum(lengths) + pad_to
+        max_tokens = sum(padded_length(n, padding.sequence) for n in lengths) + padding.micro_batch
     else:
         longest = torch.tensor([max(lengths, default=0)], device=device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=data_parallel_group)
-        count_micro_batches([int(longest)], max_tokens, pad_to=pad_to)  # raises on every rank
-    count = torch.tensor([count_micro_batches(lengths, max_tokens, pad_to=pad_to)], device=device)
+        count_micro_batches([int(longest)], max_tokens, **rounding)  # raises on every rank
+    count = torch.tensor([count_micro_batches(lengths, max_tokens, **rounding)], device=device)
     dist.all_reduce(count, op=dist.ReduceOp.MAX, group=data_parallel_group)
-    bins = pack_micro_batches(lengths, max_tokens, at_least=max(int(count), at_least), pad_to=pad_to)
+    bins = pack_micro_batches(
+        lengths, max_tokens, at_least=max(int(count), at_least), multiple_of=multiple_of, **rounding
+    )
     # Balancing can need one more than first-fit: agree once more.
     final = torch.tensor([len(bins)], device=device)
     dist.all_reduce(final, op=dist.ReduceOp.MAX, group=data_parallel_group)
     if int(final) > len(bins):
         bins += [[] for _ in range(int(final) - len(bins))]
-    return [_micro_batch(batch.select(b), b, pad_to, device, local_attention) for b in bins]
+    return [_micro_batch(batch.select(b), b, padding, context_parallel_group, device, local_attention) for b in bins]
 
 
 def _micro_batch(
-    batch: PackedBatch, indices: list[int], pad_to: int, device: torch.device, local_attention: bool
+    batch: PackedBatch,
+    indices: list[int],
+    padding: Padding,
+    context_parallel_group: dist.ProcessGroup | None,
+    device: torch.device,
+    local_attention: bool,
 ) -> MicroBatch:
     batch = batch.to(device)
-    tokens = batch.input_ids.numel()
-    padding = -tokens % pad_to if tokens else pad_to
-    ids = torch.nn.functional.pad(batch.input_ids, (0, padding))
-    lengths = [n for n in batch.lengths if n > 0] + ([padding] if padding else [])
-    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
-    labels = torch.cat([ids[1:], ids.new_zeros(1)])
-    is_last = torch.cat([positions[1:] == 0, positions.new_ones(1, dtype=torch.bool)])
-    labels = labels.masked_fill(is_last, 0)
-    cu_seqlens = torch.tensor([0, *lengths], device=device, dtype=torch.int64).cumsum(0)
+    group = context_parallel_group
+    cp, rank = (1, 0) if group is None else (group.size(), group.rank())
+    real = [n for n in batch.lengths if n > 0]
+    padded = [padded_length(n, padding.sequence) for n in real]
+    total = max(padded_length(sum(padded), padding.micro_batch), padding.micro_batch)
+    if filling := total - sum(padded):
+        real, padded = [*real, 0], [*padded, filling]
+    rows = torch.cat([torch.arange(n) for n in padded])
+    starts = torch.tensor([0, *padded]).cumsum(0)
+    # Where each token of the batch is in the padded row.
+    own = torch.cat([torch.arange(n) + start for n, start in zip(real, starts.tolist()[:-1], strict=True)]).to(device)
+    ids = batch.input_ids.new_zeros(int(starts[-1]))
+    ids[own] = batch.input_ids
+    following = torch.cat([batch.input_ids[1:], batch.input_ids.new_zeros(1)])[: own.numel()]
+    ends = batch.cu_seqlens[1:]
+    following[ends[ends > batch.cu_seqlens[:-1]] - 1] = 0  # the last token of a sequence predicts nothing
+    labels = torch.zeros_like(ids)
+    labels[own] = following
+    mine = local_tokens(padded, cp, rank).to(device)
+    positions = rows.to(device)[mine]
     return MicroBatch(
         batch,
         indices,
-        ids[None],
+        ids[mine][None],
         positions[None],
-        labels,
-        _packed_seq_params(cu_seqlens, positions, max(lengths), local_attention),
+        labels[mine],
+        _packed_seq_params(starts.to(device), padded, positions, cp, local_attention),
+        padded_to_gathered(padded, cp).to(device)[own],
     )
 
 
-def _packed_seq_params(cu_seqlens: Tensor, positions: Tensor, longest: int, local: bool) -> PackedSeqParams:
+def _packed_seq_params(
+    cu_seqlens: Tensor,
+    lengths: list[int],
+    positions: Tensor,
+    cp: int,
+    local: bool,
+) -> PackedSeqParams:
+    longest = max(lengths)
     if local:
         return LocalPackedSeqParams(
             qkv_format="sbhd",
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             positions=positions,
-            groups=DocumentGroups.of(cu_seqlens),
+            groups=DocumentGroups.of(cu_seqlens) if cp == 1 else None,
+            lengths=lengths,
         )
     cu = cu_seqlens.to(torch.int32)
     return PackedSeqParams(

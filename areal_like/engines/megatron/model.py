@@ -18,13 +18,18 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryEmbedding, RMSNorm
 from areal_like.engines.megatron.process_groups import ModelGroups
 
-__all__ = ["StageLayout", "build_chunks", "stage_layers"]
+__all__ = ["StageLayout", "build_chunks", "chunk_layers"]
 
 
-def stage_layers(stages: list[int], stage: int) -> range:
-    """Numbers of the layers that a stage holds."""
-    first = sum(stages[:stage])
-    return range(first, first + stages[stage])
+def chunk_layers(stages: list[int], pp: int, rank: int) -> list[range]:
+    """Numbers of the layers in each model chunk of a pipeline rank.
+
+    Args:
+        stages: layers of each stage in the order of the model, virtual stages included.
+        pp: pipeline ranks; rank r holds stages r, r + pp, r + 2 pp, ...
+    """
+    starts = [sum(stages[:i]) for i in range(len(stages))]
+    return [range(starts[i], starts[i] + stages[i]) for i in range(rank, len(stages), pp)]
 
 
 class StageLayout(PipelineParallelLayerLayout):
@@ -34,23 +39,35 @@ class StageLayout(PipelineParallelLayerLayout):
     own rank answers without them.
     """
 
-    def __init__(self, stages: list[int], rank: int) -> None:
+    def __init__(self, stages: list[int], pp: int, rank: int) -> None:
+        """See `chunk_layers`."""
         layout = [["decoder"] * n for n in stages]
         layout[0].insert(0, "embedding")
         layout[-1].append("loss")
-        super().__init__(layout=layout, pipeline_model_parallel_size=len(stages))
-        self.rank = rank
+        super().__init__(layout=layout, pipeline_model_parallel_size=pp)
+        self.stages, self.rank = list(stages), rank
 
     def get_num_layers_to_build(
         self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
     ) -> int:
-        return self.layout[self.rank if pp_rank is None else pp_rank][0].count(layer_type)
+        rank = self.rank if pp_rank is None else pp_rank
+        return self.layout[rank][self._chunk(vp_stage)].count(layer_type)
 
     def get_layer_offset(
         self, layer_type: LayerType = LayerType.decoder, vp_stage: int | None = None, pp_rank: int | None = None
     ) -> int:
         rank = self.rank if pp_rank is None else pp_rank
-        return sum(stage[0].count(layer_type) for stage in self.layout[:rank])
+        before = self._chunk(vp_stage) * self.pipeline_model_parallel_size + rank
+        return sum(self._stage(i).count(layer_type) for i in range(before))
+
+    def _stage(self, index: int) -> list[LayerType]:
+        chunk, rank = divmod(index, self.pipeline_model_parallel_size)
+        return self.layout[rank][chunk]
+
+    def _chunk(self, vp_stage: int | None) -> int:
+        if vp_stage is None and self.virtual_pipeline_model_parallel_size > 1:
+            raise ValueError("which of the rank's model chunks is meant? (vp_stage is None)")
+        return vp_stage or 0
 
 
 def build_chunks(
@@ -61,21 +78,36 @@ def build_chunks(
     device: torch.device,
     transformer_engine: bool,
 ) -> list[torch.nn.Module]:
-    """The model chunks of this rank on `device`.
+    """The model chunks of this rank on `device`, one for each virtual stage.
 
     Args:
         arguments: of GPTModel: vocab_size (padded), max_sequence_length, rotary_base, tied embeddings ...
     """
+    virtual = config.virtual_pipeline_model_parallel_size
+    numbers: list[int | None] = [None] if virtual is None else list(range(virtual))
+    return [_build_chunk(config, groups, arguments, n, device, transformer_engine) for n in numbers]
+
+
+def _build_chunk(
+    config: TransformerConfig,
+    groups: ModelGroups,
+    arguments: dict[str, Any],
+    number: int | None,
+    device: torch.device,
+    transformer_engine: bool,
+) -> torch.nn.Module:
     rank = groups.mesh.coordinates(groups.rank).pp
-    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=transformer_engine, pp_rank=rank)
+    last = (config.virtual_pipeline_model_parallel_size or 1) - 1
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=transformer_engine, vp_stage=number, pp_rank=rank)
     if not transformer_engine:
         _use_own_modules(spec)
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
-        pre_process=groups.is_first_stage,
-        post_process=groups.is_last_stage,
+        pre_process=groups.is_first_stage and not number,
+        post_process=groups.is_last_stage and (number or 0) == last,
         pg_collection=groups.collection,
+        vp_stage=number,
         **arguments,
     )
     if not transformer_engine:
@@ -83,7 +115,7 @@ def build_chunks(
     model.model_type = ModelType.encoder_or_decoder
     for parameter in model.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-    return [model.to(device)]
+    return model.to(device)
 
 
 def _use_own_modules(block: TransformerBlockSubmodules) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs
+from areal_like.engines.megatron.context_parallel import gather_tokens
 from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
 from areal_like.engines.megatron.micro_batches import MicroBatch
 from areal_like.engines.megatron.process_groups import ModelGroups
@@ -33,7 +34,8 @@ class ModelPasses:
         self.chunks, self.groups, self.vocab_size = list(chunks), groups, vocab_size
         self.config = cast(Any, self.chunks[0].config)
         pp = groups.mesh.size("pp")
-        self._schedule = get_forward_backward_func(pp_size=pp, vp_size=None)
+        virtual = self.config.virtual_pipeline_model_parallel_size
+        self._schedule = get_forward_backward_func(pp_size=pp, vp_size=virtual)
         self._communicator = P2PCommunicator(pp_group=groups.collection.pp, config=self.config) if pp > 1 else None
         # The loss is already divided by the weight of the global batch: gradients are summed and not rescaled.
         self.config.finalize_model_grads_func = _finalize_without_scaling
@@ -90,7 +92,9 @@ class ModelPasses:
         with torch.no_grad() if forward_only else torch.enable_grad():
             return self._schedule(
                 forward_step_func=forward_step,
-                data_iterator=iter(micro_batches),
+                data_iterator=[iter(micro_batches) for _ in self.chunks]
+                if len(self.chunks) > 1
+                else iter(micro_batches),
                 model=self.chunks,
                 num_microbatches=len(micro_batches),
                 seq_length=1,  # shapes are exchanged: micro-batches differ in length
@@ -113,8 +117,12 @@ class ModelPasses:
             with_entropy=entropy,
         )
         return TokenOutputs(
-            micro_batch.to_tokens(log_probs), micro_batch.to_tokens(entropies) if entropies is not None else None
+            self._whole(micro_batch, log_probs), self._whole(micro_batch, entropies) if entropies is not None else None
         )
+
+    def _whole(self, micro_batch: MicroBatch, local: Tensor) -> Tensor:
+        """Values about the next token of this rank's positions to values about each token of the micro-batch."""
+        return micro_batch.to_tokens(gather_tokens(local, self.groups.collection.cp))
 
     def _loss(
         self, micro_batch: MicroBatch, logits: Tensor, *, loss: Loss, weight: float
@@ -139,7 +147,8 @@ class ModelPasses:
         group = self.groups.collection.tp
         shards = [torch.empty_like(logits) for _ in range(group.size())]
         dist.all_gather(shards, logits.contiguous(), group=group)
-        return torch.cat(shards, dim=-1).squeeze(0)[:, : self.vocab_size].float()
+        local = torch.cat(shards, dim=-1).squeeze(0)[:, : self.vocab_size].float()
+        return gather_tokens(local, self.groups.collection.cp)[micro_batch.places]
 
     def _global_weight(self, micro_batches: list[MicroBatch], loss: Loss) -> float:
         device = micro_batches[0].input_ids.device

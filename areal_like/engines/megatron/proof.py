@@ -138,8 +138,7 @@ def _refuse(allocation: ModelAllocation, spec: ModelSpec | None) -> None:
     if not allocation.descriptor.engine.startswith(f"{__package__}."):
         message = f"backend {allocation.backend!r} does not build its model with Megatron-Core"
         raise AllocationError([Diagnostic("AL205", "error", message, help="use --build with megatron")])
-    # c splits sequences, not weights: what a rank holds is built, though no engine here trains with it yet.
-    found = [] if spec is None else [d for d in check_layout(allocation, spec) if d.code != "AL210"]
+    found = [] if spec is None else check_layout(allocation, spec)
     if errors := [d for d in found if d.severity == "error"]:
         raise DiagnosticError(errors)
 
@@ -249,6 +248,7 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int) 
 
     from areal_like.engines.megatron import cpu
     from areal_like.engines.megatron.bridges.mbridge import MBridge
+    from areal_like.engines.megatron.model import chunk_layers
     from areal_like.engines.megatron.process_groups import create_process_groups
     from areal_like.engines.megatron.settings import transformer_settings
 
@@ -261,6 +261,7 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int) 
             TrainEngineConfig(backend=str(allocation), path=folder),
             device="cpu",
             stages=stages,
+            pp=mesh.pp,
             stage=here.pp,
             is_moe=spec.is_moe,
             transformer_engine=False,
@@ -276,11 +277,10 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int) 
         )
         with meta:
             chunks = bridge.build()
-    first_layer = sum(stages[: here.pp])
     first_expert = here.ep * (spec.num_experts // mesh.ep) if spec.is_moe else 0
     return {
-        _whole_name(name, first_layer, first_expert): parameter.numel()
-        for chunk in chunks
+        _whole_name(name, layers.start, first_expert): parameter.numel()
+        for chunk, layers in zip(chunks, chunk_layers(stages, mesh.pp, here.pp), strict=True)
         for name, parameter in chunk.named_parameters()
     }
 

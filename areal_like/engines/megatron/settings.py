@@ -17,14 +17,21 @@ def has_transformer_engine(device: str) -> bool:
 
 
 def transformer_settings(
-    config: TrainEngineConfig, *, device: str, stages: list[int], stage: int, is_moe: bool, transformer_engine: bool
+    config: TrainEngineConfig,
+    *,
+    device: str,
+    stages: list[int],
+    pp: int,
+    stage: int,
+    is_moe: bool,
+    transformer_engine: bool,
 ) -> dict[str, Any]:
     """Settings that override what the bridge reads from the checkpoint."""
     megatron = config.megatron
     settings: dict[str, Any] = {
         # The engine divides by the weight of the global batch itself.
         "calculate_per_token_loss": True,
-        "pipeline_model_parallel_layout": StageLayout(stages, stage) if len(stages) > 1 else None,
+        "pipeline_model_parallel_layout": StageLayout(stages, pp, stage) if pp > 1 else None,
         "perform_initialization": config.init_from_scratch,
         "use_cpu_initialization": device == "cpu",
         "deterministic_mode": megatron.use_deterministic_algorithms,

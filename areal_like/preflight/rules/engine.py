@@ -25,32 +25,6 @@ def has_engine(job: Job) -> Iterator[Finding]:
             yield Finding(message, f"use {other}", "backend", role=role)
 
 
-@layout_rule(
-    "AL210",
-    summary="c: the engine has no context parallelism in this version",
-    why="The Megatron engine of this version keeps each sequence whole on its ranks.",
-    bad=example("actor.backend=megatron:d2c2"),
-    good=example("actor.backend=megatron:d4"),
-)
-def no_context_parallel(role: Role) -> Iterator[Finding]:
-    if role.allocation.cp > 1 and role.allocation.backend == "megatron":
-        message = f"context parallelism (c{role.allocation.cp}) is not in this version's engines"
-        yield Finding(message, "leave c out", "c")
-
-
-@layout_rule(
-    "AL211",
-    summary="v: the engine has no virtual pipeline stages in this version",
-    why="The Megatron engine of this version runs the plain 1F1B schedule: one stage a rank.",
-    bad=example("actor.backend=megatron:p4v2"),
-    good=example("actor.backend=megatron:p4"),
-)
-def no_virtual_stages(role: Role) -> Iterator[Finding]:
-    if role.allocation.vpp > 1 and role.allocation.backend == "megatron":
-        message = f"virtual pipeline stages (v{role.allocation.vpp}) are not in this version's engines"
-        yield Finding(message, "leave v out", "v")
-
-
 @rule(
     "AL212",
     summary="the token dispatcher cannot route packed sequences",

@@ -69,10 +69,10 @@ def fp8_alignment(job: Job) -> Iterator[Finding]:
         options = role.section.megatron.fp8_config
         if options is None or role.spec is None:
             continue
-        multiple = ALIGNMENT.get(str(options.get("recipe")), 16)
+        multiple = ALIGNMENT.get(options.recipe, 16)
         for what, width, letter in _widths(role):
             if width % multiple:
-                message = f"{what} is {width} on a rank, no multiple of {multiple} (recipe {options.get('recipe')})"
+                message = f"{what} is {width} on a rank, no multiple of {multiple} (recipe {options.recipe})"
                 yield Finding(message, f"lower {letter}, or choose another recipe", letter, role=role)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 HERE = str(Path(__file__).parent)
@@ -73,6 +74,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[kind]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A process group of the test's own process alone."""
+    file = tmp_path_factory.mktemp("rendezvous") / "file"
+    dist.init_process_group("gloo", init_method=file.as_uri(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 def engine_config(text: str, folder: Path | str, **changes: Any) -> TrainEngineConfig:

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from areal_like.data.batch import PackedBatch
-from areal_like.engines.megatron.micro_batches import make_micro_batches
+from areal_like.engines.megatron.micro_batches import Padding, make_micro_batches
 from areal_like.spec import SequenceTooLong
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory):
-    """A data-parallel group of this process alone."""
-    file = tmp_path_factory.mktemp("rendezvous") / "file"
-    dist.init_process_group("gloo", init_method=file.as_uri(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 @pytest.fixture
-def make(group):
+def make(one_process):
     def call(batch, *, max_tokens=None, at_least=1, pad_to=1, local=True):
         return make_micro_batches(
             batch,
             max_tokens=max_tokens,
             at_least=at_least,
-            pad_to=pad_to,
-            data_parallel_group=group,
+            padding=Padding(micro_batch=pad_to),
+            data_parallel_group=one_process,
             device=torch.device("cpu"),
             local_attention=local,
         )

@@ -28,7 +28,17 @@ LAYOUTS = [
     ("megatron:(attn:d1t2|ffn:e2)", "tiny-moe"),
     ("megatron:(attn:d1p2t2|ffn:e2)", "tiny-moe"),
     ("megatron:(attn:d1t2|ffn:t2)", "tiny-moe"),
+    # virtual stages, context parallelism
+    ("megatron:p2v2", "tiny-dense"),
+    ("megatron:c2", "tiny-dense"),
+    ("megatron:(attn:c2t2|ffn:e2t2)", "tiny-moe"),
     # and others
+    pytest.param("megatron:p2c2v2", "tiny-dense", marks=slow),
+    pytest.param("megatron:t2p2v2", "tiny-dense", marks=slow),
+    pytest.param("megatron:p2v3", "tiny-moe", marks=slow),
+    pytest.param("megatron:d2c2", "tiny-moe", marks=slow),
+    pytest.param("megatron:d1c4", "tiny-dense", marks=slow),
+    pytest.param("megatron:(attn:p2c2t2v2|ffn:p2e2t2)", "tiny-moe", marks=slow),
     pytest.param("megatron:d1", "tiny-dense", marks=slow),
     pytest.param("megatron:d1", "tiny-moe", marks=slow),
     pytest.param("megatron:(attn:d2|ffn:t2)", "tiny-moe", marks=slow),
@@ -120,7 +130,7 @@ def test_another_optimizer_fails_the_trial(models, monkeypatch):
         ("megatorn:d1", "tiny-dense", ["AL201", "megatron"]),
         ("fsdp:d2", "tiny-dense", ["AL205"]),
         ("megatron:d2e2", "tiny-dense", ["AL307", "no experts"]),
-        ("megatron:p2v2", "tiny-dense", ["AL211"]),
+        ("megatron:v2", "tiny-dense", ["AL105"]),
         ("megatron:d1", "/nowhere/model", ["AL391", "/nowhere/model"]),
     ],
 )

@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from areal_like.engines.megatron.bridges.base import CheckpointError
 from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
 from areal_like.engines.megatron.bridges.names import canonical_name
-from areal_like.engines.megatron.model import build_chunks, stage_layers
+from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec
 
@@ -45,7 +45,7 @@ class MBridge:
         """
         Args:
             path: Hugging Face folder whose `config.json` describes the model.
-            stages: layers of each pipeline stage.
+            stages: layers of each pipeline stage, virtual ones included.
             settings: fields of Megatron's `TransformerConfig` that override mbridge's.
 
         Raises:
@@ -66,7 +66,7 @@ class MBridge:
             tp_rank=here.tp,
             pp_size=mesh.size("pp"),
             pp_rank=here.pp,
-            vpp_size=None,
+            vpp_size=len(stages) // mesh.size("pp") if len(stages) > mesh.size("pp") else None,
             cp_size=mesh.size("cp"),
             cp_rank=here.cp,
             ep_size=mesh.size("ep"),
@@ -161,13 +161,13 @@ class MBridge:
     def _parameters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """This rank's parameters under their names in the whole model (see `names.canonical_name`)."""
         here = self.groups.mesh.coordinates(self.groups.rank)
-        first_layer = stage_layers(self.stages, here.pp).start
-        for chunk in chunks:
+        layers = chunk_layers(self.stages, self.groups.mesh.size("pp"), here.pp)
+        for chunk, its_layers in zip(chunks, layers, strict=True):
             for name, parameter in chunk.named_parameters():
                 yield (
                     canonical_name(
                         name,
-                        first_layer=first_layer,
+                        first_layer=its_layers.start,
                         first_expert=here.ep * self._experts_per_rank,
                         is_moe=self.spec.is_moe,
                     ),
