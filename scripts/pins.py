@@ -40,7 +40,7 @@ def installed(name: str, extras: set[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    versions = installed(PROJECT, {"dev"})
+    versions = installed(PROJECT, {"dev", "megatron-bridge"})
     del versions[PROJECT]
     print("# The tested versions, for Python 3.12: `make pins` writes this file.")
     for name, version in sorted(versions.items()):

