@@ -8,7 +8,7 @@ import re
 import sys
 
 from areal_like.alloc import ModelAllocation
-from areal_like.cli.arguments import Commands, add_string, positive
+from areal_like.cli.arguments import Commands, add_pipeline_layout, add_string, positive
 
 __all__ = ["add"]
 
@@ -33,6 +33,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--recompute-layers", type=positive, default=1, help="layers of a recomputed group (1)")
     command.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     command.add_argument("--optimizer", choices=("adam", "sgd", "none"), default="adam")
+    add_pipeline_layout(command)
     command.add_argument("--json", action="store_true", help="print JSON, in bytes")
     command.set_defaults(run=run)
 
@@ -49,7 +50,7 @@ def memory(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """0 when it fits, 1 when it does not or the model cannot be cut this way, 2 for input that cannot be read."""
     from areal_like.preflight import check_layout
-    from areal_like.spec import ModelSpec, ModelSpecError
+    from areal_like.spec import ModelSpec, ModelSpecError, PipelineLayoutError
     from areal_like.spec.memory import MemoryJob, predict
 
     allocation = _allocation(options.text, options.gpus)
@@ -79,8 +80,13 @@ def run(options: argparse.Namespace) -> int:
         rollout_sequences=options.rollout_sequences,
         gpu_memory=options.gpu_memory,
         gpus_per_node=options.gpus_per_node,
+        pipeline_layout=options.pipeline_layout,
     )
-    plan = predict(spec, allocation, job)
+    try:
+        plan = predict(spec, allocation, job)
+    except PipelineLayoutError as error:
+        print(error, file=sys.stderr)
+        return 1
     print(json.dumps(plan.to_dict(), indent=2) if options.json else plan.render())
     return 0 if plan.fits else 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_like.alloc import Diagnostic, DiagnosticError, ModelAllocation
-from areal_like.cli.arguments import Commands, add_string
+from areal_like.cli.arguments import Commands, add_pipeline_layout, add_string
 
 if TYPE_CHECKING:
     from areal_like.alloc.views import ModelParts, Nodes
@@ -34,6 +34,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--rank", type=int, metavar="N", help="the rank to look at")
     command.add_argument("--nodes", metavar="NxG", help="N nodes of G GPUs: 2x8 shows what crosses between them")
     command.add_argument("--model", metavar="NAME", help="a known name, a folder or its config.json: who holds what")
+    add_pipeline_layout(command)
     command.add_argument("--format", choices=FORMATS, default="text", help="html: one file to explore (default: text)")
     command.add_argument("--output", type=Path, metavar="FILE", help="write to this file")
     command.add_argument(
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch: shapes need no GPU, and a GPU has other code paths
         from areal_like.engines.megatron.proof import prove
 
-        proof = prove(allocation, rank=options.rank or 0, spec=spec)
+        proof = prove(allocation, rank=options.rank or 0, spec=spec, pipeline_layout=options.pipeline_layout)
         text = proof.to_json() if options.format == "json" else proof.render()
         return _write(text, options.output) or int(not proof.holds)
     from areal_like.alloc.views import MeshView, render
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         title=str(allocation),
         mesh=allocation.mesh(),
         nodes=None if options.nodes is None else _nodes(options.nodes),
-        model=None if spec is None else _parts(options.model, spec, allocation),
+        model=None if spec is None else _parts(options.model, spec, allocation, options.pipeline_layout),
         rank=options.rank,
     )
     return _write(render(view, options.format), options.output)
@@ -98,10 +99,13 @@ def _spec(name: str) -> ModelSpec:
         raise _error("AL311", str(error)) from None
 
 
-def _parts(name: str, spec: ModelSpec, allocation: ModelAllocation) -> ModelParts:
+def _parts(
+    name: str, spec: ModelSpec, allocation: ModelAllocation, layout: tuple[int, ...] | None = None
+) -> ModelParts:
     """What stages and expert groups hold, in the numbers that the views show."""
     from areal_like.alloc.views import ModelParts
     from areal_like.spec.shards import rank_layers
+    from areal_like.spec.stages import layout_faults
 
     stages = allocation.pp * allocation.vpp
     if stages > spec.num_layers:
@@ -113,7 +117,9 @@ def _parts(name: str, spec: ModelSpec, allocation: ModelAllocation) -> ModelPart
         raise _error(
             "AL307", f"{name} is dense: it has no experts for e{allocation.ep}", "leave the experts' letters out"
         )
-    held = (rank_layers(spec, allocation, stage) for stage in range(allocation.pp))
+    if layout is not None and (faults := layout_faults(spec, allocation, layout)):
+        raise _error("AL316", f"--pipeline-layout {list(layout)}: {'; '.join(faults)}")
+    held = (rank_layers(spec, allocation, stage, layout) for stage in range(allocation.pp))
     return ModelParts(
         name=name,
         layers=spec.num_layers,

@@ -1,6 +1,6 @@
 """What the stages of a pipeline hold, as sums that a layout only divides: computed once a model and pipeline.
 
-Layers go to stages by the same `split_layers` and the same costs as in the engines.
+Layers go to stages as in the engines (`spec.stage_sizes`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from areal_like.preflight.step_job import Sizes
-from areal_like.spec import ModelSpec, split_layers
+from areal_like.spec import ModelSpec, stage_sizes
+from areal_like.spec.stages import StageCount
 
 __all__ = ["StageTerms", "stage_terms"]
 
@@ -50,8 +51,7 @@ def stage_terms(spec: ModelSpec, sequence_length: int, stages: int, chunks: int)
     Raises:
         ValueError: fewer layers than chunks.
     """
-    costs = [spec.layer_flops()] * spec.num_layers
-    sizes = split_layers(costs, stages * chunks, head_cost=spec.head_flops())
+    sizes = stage_sizes(spec, StageCount(stages, chunks))
     layers = _layers(spec, sequence_length)
     held: list[list[StageTerms]] = [[] for _ in range(stages)]
     first = 0

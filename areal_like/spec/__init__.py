@@ -12,6 +12,7 @@ from areal_like.spec.packing import (
     padding_multiples,
 )
 from areal_like.spec.pipeline import split_layers
+from areal_like.spec.stages import PipelineLayoutError, stage_sizes
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
@@ -20,6 +21,7 @@ __all__ = [
     "LinearAttention",
     "ModelSpec",
     "ModelSpecError",
+    "PipelineLayoutError",
     "SequenceTooLong",
     "balanced_partition",
     "bundled_names",
@@ -28,4 +30,5 @@ __all__ = [
     "padded_length",
     "padding_multiples",
     "split_layers",
+    "stage_sizes",
 ]

@@ -1,6 +1,6 @@
 """What each rank holds of each parameter, gradient and optimizer state. Exact integers, as the Megatron engine does it.
 
-- Layers go to stages by `split_layers`; the first stage holds the embedding, the last the final norm and the output
+- Layers go to stages by `stage_sizes`; the first stage holds the embedding, the last the final norm and the output
   layer, which a tied model repeats there when there is more than one stage.
 - Tensor ranks split the vocabulary (padded to a multiple of t), QKV and gate-up by rows, the two output projections by
   columns. Norms and the router are whole on every rank. Expert ranks split the experts, expert tensor ranks each one.
@@ -18,7 +18,7 @@ from typing import Literal
 
 from areal_like.alloc import ModelAllocation
 from areal_like.spec.model import SUPPORTED_ARCHITECTURES, ModelSpec
-from areal_like.spec.pipeline import split_layers
+from areal_like.spec.stages import stage_sizes
 
 __all__ = [
     "Buffer",
@@ -32,10 +32,11 @@ __all__ = [
     "rank_layers",
     "rank_parameters",
     "stage_counts",
-    "stage_sizes",
 ]
 
 Kind = Literal["embedding", "dense", "expert", "output"]
+Split = tuple[int, ...] | None
+"""Layers of each stage as `megatron.pipeline_layout` has them; None balances compute."""
 _ALIGNMENT = 64
 """Elements: where a parameter may start in a bucket of the distributed optimizer."""
 _BUCKET_END = 128
@@ -125,25 +126,21 @@ class Buffer:
         return total
 
 
-def stage_sizes(spec: ModelSpec, allocation: ModelAllocation) -> list[int]:
-    """Layers of each stage, virtual ones included: the split that the engine uses.
+def rank_layers(spec: ModelSpec, allocation: ModelAllocation, stage: int, layout: Split = None) -> tuple[range, ...]:
+    """Numbers of the layers on the ranks of a stage: virtual stages `stage`, `stage + p`, ...
+
+    Here and below `layout` is the split over the stages, as `stage_sizes` takes it.
 
     Raises:
-        ValueError: fewer layers than stages.
+        ValueError: the layers cannot fill the stages, or the layout does not fit.
     """
-    costs = [spec.layer_flops()] * spec.num_layers
-    return split_layers(costs, allocation.pp * allocation.vpp, head_cost=spec.head_flops())
-
-
-def rank_layers(spec: ModelSpec, allocation: ModelAllocation, stage: int) -> tuple[range, ...]:
-    """Numbers of the layers on the ranks of a stage: virtual stages `stage`, `stage + p`, ..."""
-    sizes = stage_sizes(spec, allocation)
+    sizes = stage_sizes(spec, allocation, layout)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(range(starts[i], starts[i] + sizes[i]) for i in range(stage, len(sizes), allocation.pp))
 
 
 @lru_cache(maxsize=4096)
-def rank_classes(spec: ModelSpec, allocation: ModelAllocation) -> tuple[RankClass, ...]:
+def rank_classes(spec: ModelSpec, allocation: ModelAllocation, layout: Split = None) -> tuple[RankClass, ...]:
     """The classes of ranks of an allocation, first stage first."""
     in_stage = allocation.world_size // allocation.pp
     return tuple(
@@ -151,20 +148,20 @@ def rank_classes(spec: ModelSpec, allocation: ModelAllocation) -> tuple[RankClas
             stage=stage,
             first_rank=stage * in_stage,
             ranks=in_stage,
-            layers=rank_layers(spec, allocation, stage),
-            counts=stage_counts(spec, allocation, stage),
+            layers=rank_layers(spec, allocation, stage, layout),
+            counts=stage_counts(spec, allocation, stage, layout),
         )
         for stage in range(allocation.pp)
     )
 
 
-def stage_counts(spec: ModelSpec, allocation: ModelAllocation, stage: int) -> StageCounts:
+def stage_counts(spec: ModelSpec, allocation: ModelAllocation, stage: int, layout: Split = None) -> StageCounts:
     """Elements on each rank of a stage, without listing the parameters.
 
     Exact for the architectures that the engine trains. Of other families everything but norms and routers is counted
     as split over t.
     """
-    layers = [layer for part in rank_layers(spec, allocation, stage) for layer in part]
+    layers = [layer for part in rank_layers(spec, allocation, stage, layout) for layer in part]
     if spec.architecture in SUPPORTED_ARCHITECTURES and not spec.dense_layers:
         dense = sum(n for _, n in _layer_dense(spec, allocation.tp)) * len(layers)
     else:
@@ -185,7 +182,9 @@ def stage_counts(spec: ModelSpec, allocation: ModelAllocation, stage: int) -> St
     )
 
 
-def rank_parameters(spec: ModelSpec, allocation: ModelAllocation, rank: int) -> tuple[ParameterShard, ...]:
+def rank_parameters(
+    spec: ModelSpec, allocation: ModelAllocation, rank: int, layout: Split = None
+) -> tuple[ParameterShard, ...]:
     """Every parameter of a rank, in the order in which Megatron's module with local layers holds them.
 
     Raises:
@@ -195,7 +194,7 @@ def rank_parameters(spec: ModelSpec, allocation: ModelAllocation, rank: int) -> 
     if spec.architecture not in SUPPORTED_ARCHITECTURES or spec.unsupported:
         raise ValueError(f"no engine of this version trains {spec.architecture!r} models of this kind")
     here = allocation.mesh().coordinates(rank)
-    return tuple(_parameters(spec, allocation, here.pp, here.ep))
+    return tuple(_parameters(spec, allocation, here.pp, here.ep, layout))
 
 
 def has_expert_buffer(spec: ModelSpec, allocation: ModelAllocation) -> bool:
@@ -204,7 +203,13 @@ def has_expert_buffer(spec: ModelSpec, allocation: ModelAllocation) -> bool:
 
 
 def buffers(
-    spec: ModelSpec, allocation: ModelAllocation, rank: int, *, distributed: bool = True, bucket_size: int | None = None
+    spec: ModelSpec,
+    allocation: ModelAllocation,
+    rank: int,
+    *,
+    distributed: bool = True,
+    bucket_size: int | None = None,
+    layout: Split = None,
 ) -> tuple[Buffer, ...]:
     """The buffers of a rank's parameters and gradients.
 
@@ -213,7 +218,7 @@ def buffers(
         bucket_size: elements after which a bucket ends; None (no overlap): one bucket. Stages after the first have one
             bucket anyway.
     """
-    parameters = rank_parameters(spec, allocation, rank)
+    parameters = rank_parameters(spec, allocation, rank, layout)
     if allocation.mesh().coordinates(rank).pp > 0:
         bucket_size = None
     apart = has_expert_buffer(spec, allocation)
@@ -227,24 +232,32 @@ def buffers(
 
 
 def optimizer_elements(
-    spec: ModelSpec, allocation: ModelAllocation, rank: int, *, distributed: bool = True, bucket_size: int | None = None
+    spec: ModelSpec,
+    allocation: ModelAllocation,
+    rank: int,
+    *,
+    distributed: bool = True,
+    bucket_size: int | None = None,
+    layout: Split = None,
 ) -> int:
     """Elements whose optimizer state a rank keeps: of each of Adam's moments, and of the float32 copy in bfloat16."""
     mesh = allocation.mesh()
     total = 0
-    for buffer in buffers(spec, allocation, rank, distributed=distributed, bucket_size=bucket_size):
+    for buffer in buffers(spec, allocation, rank, distributed=distributed, bucket_size=bucket_size, layout=layout):
         index = mesh.group("edp" if buffer.expert else "dp-cp", rank).index(rank) if distributed else 0
         total += buffer.owned(index)
     return total
 
 
-def _parameters(spec: ModelSpec, allocation: ModelAllocation, stage: int, ep_index: int) -> Iterator[ParameterShard]:
+def _parameters(
+    spec: ModelSpec, allocation: ModelAllocation, stage: int, ep_index: int, layout: Split
+) -> Iterator[ParameterShard]:
     tied = spec.tied_embeddings and allocation.pp > 1
     table = _vocabulary(spec, allocation.tp) * spec.hidden_size
     if stage == 0:
         yield ParameterShard("embedding.word_embeddings.weight", table, "embedding", shared=tied)
     local_experts = spec.num_experts // allocation.ep if spec.is_moe else 0
-    for layers in rank_layers(spec, allocation, stage):
+    for layers in rank_layers(spec, allocation, stage, layout):
         for layer in layers:
             prefix = f"decoder.layers.{layer}."
             for name, elements in _layer_dense(spec, allocation.tp):

@@ -37,10 +37,15 @@ def test_nodes_rank_and_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "24 ranks on 3 nodes of 8 GPUs, Qwen/Qwen3-30B-A3B" in shown
     assert "rank 9 (node 1, GPU 1): tp 1 cp 0 dp 0 pp 1; experts: etp 1 ep 0 edp 0 pp 1" in shown
     assert "experts 0-31 of 128, 1/2 of each" in shown
-    # 48 equal layers, and the vocabulary projection costs the last stage some
-    cost = 2.0 * 2048 * 128 * (32 + 2 * 4 + 32) + 6.0 * 2048 * 768 * 8 + 2.0 * 2048 * 128
+    # 48 equal layers that attend to 1,024 tokens, and the vocabulary projection costs the last stage some
+    cost = 2.0 * 2048 * 128 * (32 + 2 * 4 + 32) + 6.0 * 2048 * 768 * 8 + 2.0 * 2048 * 128 + 4.0 * 32 * 128 * 1024
     first, second, _ = split_layers([cost] * 48, 3, head_cost=2.0 * 2048 * 151936)
     assert f"layers {first}-{first + second - 1} (of 48 layers)" in shown
+
+
+def test_a_written_split(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = out(capsys, "megatron:d1p2", "--model", "Qwen/Qwen3-0.6B", "--rank", "1", "--pipeline-layout", "20,8")
+    assert "layers 20-27, output layer (of 28 layers)" in shown
 
 
 def test_json_svg_and_html(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -77,6 +82,7 @@ def test_a_folder_and_a_config_file(capsys: pytest.CaptureFixture[str], tmp_path
         (["megatron:d4", "--nodes", "0x8"], "write 2x8"),
         (["megatron:d4", "--model", "no/such-model"], "no/such-model"),
         (["megatron:d1p40", "--model", "Qwen/Qwen3-0.6B"], "AL309"),
+        (["megatron:d1p2", "--model", "Qwen/Qwen3-0.6B", "--pipeline-layout", "14,15"], "AL316"),
         (["megatron:d3e3", "--model", "Qwen/Qwen3-30B-A3B"], "AL308"),
         (["megatron:d2e2", "--model", "Qwen/Qwen3-0.6B"], "AL307"),
         (["megatron:d2", "--output", "/no/such/folder/file"], "cannot write /no/such/folder/file"),
@@ -99,19 +105,22 @@ def test_build_reports_and_exits(capsys: pytest.CaptureFixture[str], monkeypatch
     found = proof.Proof("megatron:d1p2", 1, 2, groups=40, parameters=7, predicted=7, tensors=2)
     asked = []
 
-    def prove(allocation: object, *, rank: int, spec: object) -> proof.Proof:
-        asked.append((str(allocation), rank, spec and spec.num_layers))  # type: ignore[attr-defined]
+    def prove(allocation: object, *, rank: int, spec: object, pipeline_layout: object) -> proof.Proof:
+        asked.append((str(allocation), rank, spec and spec.num_layers, pipeline_layout))  # type: ignore[attr-defined]
         return found
 
     monkeypatch.setattr(proof, "prove", prove)
-    shown = out(capsys, "megatron:p2", "--build", "--rank", "1", "--model", "Qwen/Qwen3-0.6B")
+    shown = out(
+        capsys,
+        *("megatron:p2", "--build", "--rank", "1", "--model", "Qwen/Qwen3-0.6B", "--pipeline-layout", "27,1"),
+    )
     assert "rank 1 of 2 ranks" in shown and "7 parameters in 2 tensors" in shown and shown.endswith("\nequal\n")
     found.differences.append("decoder.x: 3 elements built, 4 predicted")
     assert main(["mesh", "megatron:p2", "--build", "--format", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["holds"] is False
     assert main(["mesh", "megatron:p2", "--build"]) == 1
     assert "DIFFERENT: decoder.x: 3 elements built" in capsys.readouterr().out
-    assert asked == [("megatron:d1p2", 1, 28), ("megatron:d1p2", 0, None), ("megatron:d1p2", 0, None)]
+    assert asked == [("megatron:d1p2", 1, 28, (27, 1)), *[("megatron:d1p2", 0, None, None)] * 2]
 
 
 def test_no_view_imports_torch() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from areal_like.alloc import ModelAllocation
 from areal_like.spec import ModelSpec, shards
-from areal_like.spec.pipeline import split_layers
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
@@ -78,14 +77,26 @@ def test_counts_are_the_sums_of_the_parameters(kind: str, text: str) -> None:
                 assert getattr(ranks.counts, name) == sum(p.elements for p in parameters if p.kind == name)
 
 
-def test_stages_are_those_of_the_engine() -> None:
+def test_layers_of_a_rank() -> None:
     spec, allocation = SPECS["dense"], ModelAllocation.parse("megatron:p2")
-    engine = split_layers([spec.layer_flops()] * 5, 2, head_cost=spec.head_flops())
-    assert shards.stage_sizes(spec, allocation) == engine
     first, last = shards.rank_classes(spec, allocation)
     assert (*first.layers[0], *last.layers[0]) == (0, 1, 2, 3, 4)
     virtual = shards.rank_layers(spec, ModelAllocation.parse("megatron:p2v2"), 1)
     assert len(virtual) == 2 and virtual[1].stop == 5
+
+
+def test_a_written_split_reaches_everything() -> None:
+    spec, allocation, layout = SPECS["dense"], ModelAllocation.parse("megatron:p2"), (1, 4)
+    first, last = shards.rank_classes(spec, allocation, layout)
+    assert (first.num_layers, last.num_layers) == (1, 4)
+    assert last.counts.dense - spec.hidden_size == 4 * first.counts.dense
+    held = {p.name for p in shards.rank_parameters(spec, allocation, 1, layout)}
+    assert "decoder.layers.1.mlp.linear_fc1.weight" in held
+    assert "decoder.layers.0.mlp.linear_fc1.weight" not in held
+    whole = [shards.optimizer_elements(spec, allocation, rank, layout=layout) for rank in (0, 1)]
+    assert whole == [first.counts.total, last.counts.total]
+    with pytest.raises(ValueError, match="it has 6 layers, the model 5"):
+        shards.rank_classes(spec, allocation, (2, 4))
 
 
 def test_a_rank_by_hand() -> None:

@@ -29,8 +29,7 @@ from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
 from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
-from areal_like.spec import ModelSpec, padding_multiples
-from areal_like.spec.shards import stage_sizes
+from areal_like.spec import ModelSpec, padding_multiples, stage_sizes
 
 __all__ = ["MegatronEngine"]
 
@@ -83,7 +82,7 @@ class MegatronEngine:
 
     def _build(self) -> None:
         spec = ModelSpec.from_path(self.path)
-        self.stages = stage_sizes(spec, self.allocation)
+        self.stages = stage_sizes(spec, self.allocation, self.config.megatron.pipeline_layout)
         self.transformer_engine = has_transformer_engine(self.device_type)
         self.bridge = MBridge(
             self.path,

@@ -24,8 +24,8 @@ from unittest.mock import patch
 from areal_like.alloc import AllocationError, Diagnostic, DiagnosticError, Mesh, ModelAllocation
 from areal_like.config import TrainEngineConfig
 from areal_like.preflight import check_layout
-from areal_like.spec import ModelSpec
-from areal_like.spec.shards import rank_parameters, stage_sizes
+from areal_like.spec import ModelSpec, stage_sizes
+from areal_like.spec.shards import rank_parameters
 
 __all__ = ["Proof", "prove"]
 
@@ -106,7 +106,13 @@ class Proof:
         return json.dumps({**vars(self), "holds": self.holds})
 
 
-def prove(allocation: ModelAllocation, *, rank: int, spec: ModelSpec | None = None) -> Proof:
+def prove(
+    allocation: ModelAllocation,
+    *,
+    rank: int,
+    spec: ModelSpec | None = None,
+    pipeline_layout: tuple[int, ...] | None = None,
+) -> Proof:
     """Be `rank` of the whole world, and compare.
 
     Without a spec only the groups are compared. The process must not have a process group of its own, and must not see
@@ -115,6 +121,7 @@ def prove(allocation: ModelAllocation, *, rank: int, spec: ModelSpec | None = No
     Raises:
         AllocationError: AL110 for a rank outside the world, AL205 for a backend that is not built with Megatron-Core.
         DiagnosticError: the engine cannot cut this model so.
+        PipelineLayoutError: the model has no such split over the stages.
     """
     mesh = allocation.mesh()
     mesh.coordinates(rank)
@@ -129,7 +136,7 @@ def prove(allocation: ModelAllocation, *, rank: int, spec: ModelSpec | None = No
                 _compare_groups(mesh, rank, proof)
             if spec is not None:
                 with _stopwatch(proof, "model"):
-                    _compare_model(allocation, spec, mesh, rank, proof)
+                    _compare_model(allocation, spec, mesh, rank, proof, pipeline_layout)
     return proof
 
 
@@ -232,17 +239,24 @@ def _first_difference(name: str, theirs: Groups, ours: Groups) -> str:
     return f"group {name}: Megatron-Core {other[:16]}, the mesh {mine[:16]}"
 
 
-def _compare_model(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int, proof: Proof) -> None:
+def _compare_model(
+    allocation: ModelAllocation,
+    spec: ModelSpec,
+    mesh: Mesh,
+    rank: int,
+    proof: Proof,
+    layout: tuple[int, ...] | None,
+) -> None:
     """Every parameter of the rank's model, by name and size, with the prediction."""
-    built = _build(allocation, spec, mesh, rank)
-    predicted = {shard.name: shard.elements for shard in rank_parameters(spec, allocation, rank)}
+    built = _build(allocation, spec, mesh, rank, stage_sizes(spec, allocation, layout))
+    predicted = {shard.name: shard.elements for shard in rank_parameters(spec, allocation, rank, layout)}
     proof.parameters, proof.predicted, proof.tensors = sum(built.values()), sum(predicted.values()), len(built)
     for name in [*built, *(n for n in predicted if n not in built)]:
         if built.get(name) != predicted.get(name):
             proof.differences.append(f"{name}: {built.get(name)} elements built, {predicted.get(name)} predicted")
 
 
-def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int) -> dict[str, int]:
+def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int, stages: list[int]) -> dict[str, int]:
     """Elements by name, numbered as in the whole model, of the model that the engine would build as this rank."""
     import torch
 
@@ -253,7 +267,7 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int) 
     from areal_like.engines.megatron.settings import transformer_settings
 
     cpu.install()
-    here, stages = mesh.coordinates(rank), stage_sizes(spec, allocation)
+    here = mesh.coordinates(rank)
     meta = torch.device("meta")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(spec)), encoding="utf-8")

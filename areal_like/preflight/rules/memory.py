@@ -123,11 +123,12 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
         entropy="loss" if trained and job.config.actor.entropy_coeff > 0 else "none",
         gpu_memory=job.cluster.gpu_memory_bytes,
         gpus_per_node=job.cluster.gpus_per_node,
+        pipeline_layout=options.pipeline_layout,
         **_rollout(job, role),
     )
     try:
         return predict(role.spec, role.allocation, memory_job)
-    except ValueError:  # the layers cannot fill the stages, which is a finding of its own
+    except ValueError:  # the layers cannot fill the stages so, which is a finding of its own
         return None
 
 

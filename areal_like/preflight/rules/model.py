@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, layout_rule, rule
-from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec, split_layers
+from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec, stage_sizes
+from areal_like.spec.stages import layout_faults
 
 MOE = "actor.path=Qwen/Qwen3-30B-A3B"
 
@@ -204,14 +205,20 @@ def model_unreadable(job: Job) -> Iterator[Finding]:
 )
 def uneven_stages(job: Job) -> Iterator[Finding]:
     for role in job.training:
-        count = role.allocation.pp * role.allocation.vpp
+        count, layout = role.allocation.pp * role.allocation.vpp, written_layout(role)
         if role.spec is None or count == 1 or count > role.spec.num_layers:
             continue
-        split = stage_layers(role.spec, count)
+        if layout is not None and layout_faults(role.spec, role.allocation, layout):
+            continue  # AL316
+        split = stage_sizes(role.spec, role.allocation, layout)
         if len(set(split)) > 1:
-            shown = runs(split)
-            message = f"{role.spec.num_layers} layers over {count} stages: {shown} layers"
-            yield Finding(message, "the last stage also computes the vocabulary projection", "p", role=role)
+            message = f"{role.spec.num_layers} layers over {count} stages: {runs(split)} layers"
+            why = (
+                "the last stage also computes the vocabulary projection"
+                if layout is None
+                else "as pipeline_layout says"
+            )
+            yield Finding(message, why, "p", role=role)
 
 
 @rule(
@@ -267,13 +274,34 @@ def vocabularies(job: Job) -> Iterator[Finding]:
             yield Finding(message, "choose models of one family, with the same tokenizer", key=f"{role.name}.path")
 
 
+@rule(
+    "AL316",
+    summary="pipeline_layout is not a split of the model over the stages",
+    why="megatron.pipeline_layout says how many layers each stage has, virtual stages (v) included, in the order of the"
+    " model: one number of at least 1 for each of the p x v stages, and all layers together.",
+    bad=example("actor.backend=megatron:p4", "actor.megatron.pipeline_layout=[8,8,8]"),
+    good=example("actor.backend=megatron:p4", "actor.megatron.pipeline_layout=[8,8,8,4]"),
+)
+def layout_of_stages(job: Job) -> Iterator[Finding]:
+    for role in job.training:
+        layout = written_layout(role)
+        if role.spec is None or layout is None:
+            continue
+        count, key = role.allocation.pp * role.allocation.vpp, f"{role.name}.megatron.pipeline_layout"
+        fits = count <= role.spec.num_layers  # else AL309 says what would
+        hint = f"for example {stage_sizes(role.spec, role.allocation)}, or null, which balances" if fits else None
+        for fault in layout_faults(role.spec, role.allocation, layout):
+            yield Finding(f"pipeline_layout {list(layout)}: {fault}", hint, key=key)
+
+
+def written_layout(role: Role) -> tuple[int, ...] | None:
+    """`megatron.pipeline_layout` of a role."""
+    layout: tuple[int, ...] | None = None if role.section is None else role.section.megatron.pipeline_layout
+    return layout
+
+
 def has_dense_layers(spec: ModelSpec) -> bool:
     return not spec.is_moe or bool(getattr(spec, "dense_layers", ()))
-
-
-def stage_layers(spec: ModelSpec, stages: int) -> list[int]:
-    """Layers of each stage, as the engine splits them."""
-    return split_layers([spec.layer_flops()] * spec.num_layers, stages, head_cost=spec.head_flops())
 
 
 def runs(numbers: list[int]) -> str:

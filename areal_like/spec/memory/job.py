@@ -39,6 +39,7 @@ class MemoryJob:
         rollout_sequences: that the rollout engine generates at once on each replica.
         gpu_memory: bytes of a GPU; None when not known.
         gpus_per_node: for host memory.
+        pipeline_layout: layers of each stage; None balances compute.
     """
 
     micro_tokens: int
@@ -60,6 +61,7 @@ class MemoryJob:
     rollout_sequences: int = 256
     gpu_memory: int | None = None
     gpus_per_node: int = 8
+    pipeline_layout: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("micro_tokens", "seq", "micro_batches", "recompute_layers", "rollout_sequences", "gpus_per_node"):

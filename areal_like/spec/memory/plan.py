@@ -120,13 +120,13 @@ def predict(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> Mem
     """Memory of every class of ranks in every phase.
 
     Raises:
-        ValueError: the layers cannot fill the stages. (Whether the layout can hold the model at all is for
-            `preflight.check_layout`; sizes that do not divide are rounded up here.)
+        ValueError: the layers cannot fill the stages, or `job.pipeline_layout` does not fit. (Whether the allocation
+            can hold the model at all is for `preflight.check_layout`; sizes that do not divide are rounded up here.)
     """
     kinds = layer_kinds(spec, allocation, job)
     trainer = tuple(
         RankMemory(ranks, tuple(_Trainer(spec, allocation, job, ranks, stage_memory(spec, job, ranks, kinds)).phases()))
-        for ranks in rank_classes(spec, allocation)
+        for ranks in rank_classes(spec, allocation, job.pipeline_layout)
     )
     rollout = None
     if job.rollout is not None and not job.colocated:
