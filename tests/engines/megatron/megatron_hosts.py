@@ -57,6 +57,10 @@ class EngineHost:
         stream = weights.stream_weights(engine.bridge, engine.modules, engine.groups, bucket_bytes=limit)
         return [(sum(t.numel() * t.element_size() for t in b.tensors.values()), list(b.tensors)) for b in stream]
 
+    def layer_numbers(self) -> list[list[int]]:
+        """The layers of each chunk as Megatron numbers them in the whole model, from 1."""
+        return [[layer.layer_number for layer in chunk.decoder.layers] for chunk in self.engine.modules]
+
     def tensor_names(self) -> list[str]:
         return self.engine.bridge.tensor_names()
 
