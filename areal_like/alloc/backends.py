@@ -113,6 +113,7 @@ MEGATRON = BackendDescriptor(
     role="train",
     letters="dtpcev",
     capabilities=Capabilities(
+        lora=True,
         packing=True,
         weight_transports=frozenset({"stream"}),
         devices=frozenset({"cpu", "cuda"}),
@@ -123,7 +124,7 @@ HUGGINGFACE = BackendDescriptor(
     name="huggingface",
     role="inference",
     letters="d",
-    capabilities=Capabilities(weight_transports=frozenset({"stream"}), devices=frozenset({"cpu", "cuda"})),
+    capabilities=Capabilities(lora=True, weight_transports=frozenset({"stream"}), devices=frozenset({"cpu", "cuda"})),
     engine="areal_like.engines.huggingface.engine:HuggingFaceEngine",
 )
 

@@ -88,7 +88,9 @@ class RolloutConfig(Section):
     )
     enable_rollout_tracing: bool = key(False, "Messages for each request.", no_effect=_IN_PROCESS)
     use_lora: bool = key(
-        False, "Sample with adapters.", unsupported_unless=(False,), why="this version trains all weights"
+        False,
+        "Take the actor's adapters alone at each update, and add them to the weights of the start; false takes whole"
+        " weights, with adapters merged into them.",
     )
     agent: AgentConfig | None = key(None, "Agent rollouts.")
     scheduling_spec: tuple[dict[str, Any], ...] = key(

@@ -66,9 +66,16 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Some weights under their Hugging Face names, whole tensors."""
+    """Some weights, whole tensors.
+
+    Attributes:
+        tensors: by their Hugging Face names, or those of an adapter under PEFT's names
+            (`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`).
+        adapter_scaling: None for weights; for an adapter, the factor of B A that is added to its weight.
+    """
 
     tensors: dict[str, Tensor]
+    adapter_scaling: float | None = None
 
 
 @runtime_checkable
@@ -87,13 +94,20 @@ class TrainEngine(Protocol):
         """Log-probabilities (and entropy) of every token of `batch`, in its order, without gradient, on every rank."""
 
     def weights(self) -> Iterator[WeightBucket]:
-        """All weights as Hugging Face tensors on CPU, in buckets of bounded size. Collective; yields on rank 0 only."""
+        """All weights as Hugging Face tensors on CPU, in buckets of bounded size, with adapters merged into them.
+        Collective; yields on rank 0 only."""
+
+    def adapter_weights(self) -> Iterator[WeightBucket]:
+        """The adapters alone, as `weights`, under PEFT's names. RuntimeError when the model has none."""
 
     def load(self, path: str | Path) -> None:
         """Load the weights of a Hugging Face folder."""
 
     def save(self, path: str | Path) -> None:
         """Write a Hugging Face folder; it appears under `path` whole or not at all."""
+
+    def save_adapter(self, path: str | Path) -> None:
+        """Write the adapters as a PEFT folder, whole or not at all. RuntimeError when the model has none."""
 
     def close(self) -> None: ...
 
@@ -155,7 +169,7 @@ class InferenceEngine(Protocol):
         unfinished requests come back with what they have and `finish_reason` "interrupted"."""
 
     def update_weights(self, bucket: WeightBucket) -> None:
-        """Replace some weights. Unknown names, missing shapes: ValueError naming the tensor."""
+        """Replace some weights, or the adapters of some. Unknown names, missing shapes: ValueError naming the tensor."""
 
     def finish_update(self, version: int) -> None:
         """All buckets of an update have come: tokens carry `version` from now on. ValueError: a weight is missing."""

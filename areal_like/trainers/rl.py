@@ -141,7 +141,8 @@ class RLTrainer:
         with recorder.phase("weights"):
             executor.pause()
             self.version += 1
-            executor.update_weights(engines.actor.weights(), self.version)
+            buckets = engines.actor.weights(adapters_only=self.config.rollout.use_lora)
+            executor.update_weights(buckets, self.version)
         self._save_and_evaluate(step, engines, executor, recorder)
         executor.resume()
 
@@ -162,6 +163,8 @@ class RLTrainer:
         if self._saver.due(step, per_epoch) or (last and self._saver.active):
             with recorder.phase("save"):
                 engines.actor.save(self.job.folder / "checkpoints" / f"step-{step:06d}")
+                if self.config.actor.use_lora:  # beside the merged weights, the adapters for whoever has the model
+                    engines.actor.save_adapter(self.job.folder / "adapters" / f"step-{step:06d}")
         rows = self.job.valid_rows
         if rows is None or self.config.valid_dataset is None:
             return

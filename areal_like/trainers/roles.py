@@ -93,10 +93,14 @@ class Actor(Reference):
             steps.append(self.workers.call_each("train_batch", [(shard, loss) for shard in shards])[0])
         return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
-    def weights(self) -> Iterator[WeightBucket]:
-        """All weights under their Hugging Face names, bucket by bucket."""
-        return self.workers.stream("weights")
+    def weights(self, *, adapters_only: bool = False) -> Iterator[WeightBucket]:
+        """All weights under their Hugging Face names, adapters merged into them, or the adapters; bucket by bucket."""
+        return self.workers.stream("adapter_weights" if adapters_only else "weights")
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder; it appears whole or not at all."""
         self.workers.call("save", str(folder))
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write a PEFT folder; it appears whole or not at all."""
+        self.workers.call("save_adapter", str(folder))

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from areal_like.alloc import ModelAllocation
 from areal_like.engines.base import Completion, GenerationRequest, WeightBucket
 from areal_like.engines.huggingface import attention
+from areal_like.engines.huggingface.adapters import AdapterUpdates
 from areal_like.engines.huggingface.decoding import Decoder, Limits
 from areal_like.engines.huggingface.sequences import Sequence
 from areal_like.engines.huggingface.weights import WeightUpdates
@@ -84,6 +85,7 @@ class HuggingFaceEngine:
             self.tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_path)
         self.end_ids = _end_ids(self.model, self.tokenizer)
         self.updates = WeightUpdates(self.model)
+        self.adapters = AdapterUpdates(self.updates)
 
     def generate(
         self, requests: list[GenerationRequest], interrupted: Callable[[], bool] | None = None
@@ -120,26 +122,36 @@ class HuggingFaceEngine:
         return [sequence.completion() for sequence in sequences]
 
     def update_weights(self, bucket: WeightBucket) -> None:
-        """Replace the weights of one bucket, cast to the model's dtype. See `WeightUpdates` for what an error leaves.
+        """Replace the weights of one bucket, cast to the model's dtype, or merge its adapters into the weights.
+
+        An update is all of weights or all of adapters. See `WeightUpdates` for what an error leaves.
 
         Raises:
-            ValueError: an unknown or repeated name, another shape, a tied weight that differs; nothing of the bucket
-                has been taken, and the engine does not generate until a complete update has come.
+            ValueError: an unknown or repeated name, another shape, a tied weight that differs, weights and adapters in
+                one update; the engine does not generate until a complete update has come.
         """
         self._loaded()
+        if bucket.adapter_scaling is not None:
+            if self.updates.received:
+                raise ValueError("adapters came in the middle of an update of weights")
+            self.adapters.take(bucket)
+            return
+        if self.adapters.open:
+            raise ValueError("weights came in the middle of an update of adapters")
+        self.adapters.forget()
         self.updates.take(bucket)
 
     def finish_update(self, version: int) -> None:
-        """Tokens carry `version` from now on. ValueError when a weight never came."""
+        """Tokens carry `version` from now on. ValueError when a weight, or a part of an adapter, never came."""
         self._loaded()
-        self.updates.finish()
+        (self.adapters if self.adapters.open else self.updates).finish()
         self.version = version
 
     def close(self) -> None:
         """Give the memory back; the engine cannot be used afterwards."""
         self.model = None
         if hasattr(self, "updates"):
-            del self.updates  # it holds the weights too
+            del self.updates, self.adapters  # they hold the weights too
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -19,6 +19,9 @@ from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
 from areal_like.engines.megatron import cpu
 from areal_like.engines.megatron.bridges.mbridge import MBridge
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
+from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
+from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
+from areal_like.engines.megatron.micro_batches import MicroBatch, make_micro_batches
 from areal_like.engines.megatron.optimizer import (
     create_optimizer,
     create_schedule,
@@ -81,7 +84,7 @@ class MegatronEngine:
         self._create_optimizer()
 
     def _build(self) -> None:
-        spec = ModelSpec.from_path(self.path)
+        self.spec = spec = ModelSpec.from_path(self.path)
         self.stages = stage_sizes(spec, self.allocation, self.config.megatron.pipeline_layout)
         self.transformer_engine = has_transformer_engine(self.device_type)
         self.bridge = MBridge(
@@ -109,6 +112,11 @@ class MegatronEngine:
         self.modules = chunks
         if not self.config.init_from_scratch:
             self.load(self.path)
+        self.adapters: list[Adapter] = []
+        if self.config.use_lora:
+            self.adapters = attach_adapters(
+                self.modules, self.config, spec, self.groups, device=self.device, dtype=self.dtype, seed=self.seed
+            )
 
     def _create_optimizer(self) -> None:
         self.optimizer: Any = None
@@ -124,7 +132,7 @@ class MegatronEngine:
             self.chunks,
             self.config.optimizer,
             self.groups,
-            dtype=self.dtype,
+            dtype=trained_dtype(self.config, self.dtype),
             distributed=distributed,
         )
         self.schedule = create_schedule(self.optimizer, self.config.optimizer, self.total_steps)
@@ -172,6 +180,10 @@ class MegatronEngine:
         self._gather_parameters()
         return stream_weights(self.bridge, self.modules, self.groups)
 
+    def adapter_weights(self) -> Iterator[WeightBucket]:
+        self._gather_parameters()
+        return stream_adapters(self.adapters, self.config, self.spec, self.groups)
+
     def load(self, path: str | Path) -> None:
         self._gather_parameters()  # or a gather of the old weights would follow
         self.bridge.load(self.modules, Path(path))
@@ -180,6 +192,9 @@ class MegatronEngine:
 
     def save(self, path: str | Path) -> None:
         save_hugging_face_folder(self.weights(), self.path, Path(path))
+
+    def save_adapter(self, path: str | Path) -> None:
+        save_adapter_folder(self.adapter_weights(), self.config, self.spec, Path(path))
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from areal_like.engines.base import WeightBucket
 from areal_like.engines.megatron.bridges.base import Bridge
 from areal_like.engines.megatron.process_groups import ModelGroups
 
-__all__ = ["save_hugging_face_folder", "stream_weights"]
+__all__ = ["save_hugging_face_folder", "stream_tensors", "stream_weights", "write_folder"]
 
 BUCKET_BYTES = 256 * 2**20
 SHARD_BYTES = 4 * 2**30
@@ -29,17 +29,27 @@ _FILES_TO_KEEP = ("*.json", "*.jinja", "*.txt", "*.model")
 def stream_weights(
     bridge: Bridge, chunks: list[torch.nn.Module], groups: ModelGroups, *, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[WeightBucket]:
-    """All weights under their Hugging Face names, on the CPU, on rank 0; other ranks yield nothing. Collective.
+    """All weights under their Hugging Face names; see `stream_tensors`."""
+    return stream_tensors(lambda: bridge.export(chunks), groups, bucket_bytes=bucket_bytes)
+
+
+def stream_tensors(
+    export: Callable[[], Iterator[tuple[str, Tensor]]], groups: ModelGroups, *, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[WeightBucket]:
+    """What the stages export, on the CPU, on rank 0; other ranks yield nothing. Collective.
 
     Stage after stage: the ranks of a stage put their shards together, and one of them hands the buckets to rank 0. At
     no time does a rank hold more than one bucket beside its own weights.
+
+    Args:
+        export: whole tensors of this rank's stage, by name; called once, on every rank of the stage.
     """
     mesh, rank = groups.mesh, groups.rank
     mine = mesh.coordinates(rank).pp
     for stage in range(mesh.size("pp")):
         sender = mesh.rank(dp=0, tp=0, pp=stage, cp=0)
         if stage == mine:
-            for bucket in _buckets(bridge.export(chunks), bucket_bytes, keep=rank == sender):
+            for bucket in _buckets(export(), bucket_bytes, keep=rank == sender):
                 if rank == 0:
                     yield WeightBucket(bucket)
                 elif rank == sender:
@@ -89,8 +99,20 @@ def _receive(sender: int) -> dict[str, Tensor] | None:
 def save_hugging_face_folder(buckets: Iterator[WeightBucket], source: Path, target: Path) -> None:
     """Write the stream as a Hugging Face folder, with the configuration and tokenizer files of `source`.
 
+    See `write_folder`: the folder appears whole or not at all.
+    """
+    write_folder(buckets, target, lambda folder: _write(buckets, source, folder))
+
+
+def write_folder(buckets: Iterator[WeightBucket], target: Path, write: Callable[[Path], None]) -> None:
+    """Have rank 0 write a folder out of a stream. Called on every rank.
+
     Everything goes into a temporary folder beside `target`, renamed at the end: a full disk or a killed process
-    leaves nothing under the final name. An older folder of that name is replaced. Called on every rank; rank 0 writes.
+    leaves nothing under the final name. An older folder of that name is replaced.
+
+    Args:
+        buckets: the stream; what `write` leaves of it is drained.
+        write: takes the stream's buckets and writes files into the folder it is given.
 
     Raises:
         OSError: the folder could not be written. The stream is drained first, so that no other rank waits for ever.
@@ -103,7 +125,7 @@ def save_hugging_face_folder(buckets: Iterator[WeightBucket], source: Path, targ
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             temporary.chmod(0o755)
-            _write(buckets, source, temporary)
+            write(temporary)
             _replace(temporary, target)
     except Exception as error:
         failure = error

@@ -1,4 +1,4 @@
-"""AL5, third part: adapters, FP8, reproducibility and recomputation."""
+"""AL5, third part: FP8, reproducibility and recomputation."""
 
 from __future__ import annotations
 
@@ -6,36 +6,6 @@ from collections.abc import Iterator
 
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, rule
-
-
-@rule(
-    "AL520",
-    summary="only one of actor and rollout uses adapters",
-    why="The actor would train adapters that the rollout engine does not load, or the other way round: every rollout"
-    " would be one of the first policy.",
-    bad=example("actor.use_lora=true"),
-    good=example("actor.use_lora=true", "rollout.use_lora=true", "actor.megatron.bridge_type=megatron-bridge"),
-)
-def adapters_on_both_sides(job: Job) -> Iterator[Finding]:
-    if job.config is not None and job.config.actor.use_lora != job.config.rollout.use_lora:
-        ours, theirs = job.config.actor.use_lora, job.config.rollout.use_lora
-        message = f"actor.use_lora is {str(ours).lower()} and rollout.use_lora is {str(theirs).lower()}"
-        yield Finding(message, "set both to the same value", key="rollout.use_lora")
-
-
-@rule(
-    "AL521",
-    summary="the bridge has no adapters",
-    why="mbridge converts whole weights only; adapters need megatron-bridge.",
-    bad=example("actor.use_lora=true", "rollout.use_lora=true"),
-    good=example("actor.use_lora=true", "rollout.use_lora=true", "actor.megatron.bridge_type=megatron-bridge"),
-)
-def bridge_with_adapters(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        bridge = role.section.megatron.bridge_type
-        if role.allocation.backend == "megatron" and role.section.use_lora and bridge == "mbridge":
-            key = f"{role.name}.megatron.bridge_type"
-            yield Finding("bridge_type mbridge does not convert adapters", "use megatron-bridge", key=key)
 
 
 @rule(
