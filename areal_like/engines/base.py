@@ -169,7 +169,7 @@ class InferenceEngine(Protocol):
         unfinished requests come back with what they have and `finish_reason` "interrupted"."""
 
     def update_weights(self, bucket: WeightBucket) -> None:
-        """Replace some weights, or the adapters of some. Unknown names, missing shapes: ValueError naming the tensor."""
+        """Replace some weights, or their adapters. Unknown names, missing shapes: ValueError naming the tensor."""
 
     def finish_update(self, version: int) -> None:
         """All buckets of an update have come: tokens carry `version` from now on. ValueError: a weight is missing."""

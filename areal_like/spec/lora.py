@@ -1,7 +1,7 @@
 """Low-rank adapters as numbers: which matrices get one, under which names, and what each rank holds of them.
 
 An adapter of a matrix W `[outputs, inputs]` is A `[rank, inputs]` and B `[outputs, rank]`; the model computes
-W x + alpha / rank * B A x (arXiv:2106.09685). Megatron-Core keeps queries, keys and values in one matrix, and gate and up
+W x + alpha / rank * B A x (arXiv:2106.09685). Megatron-Core keeps queries, keys and values in one matrix, gate and up
 projection in another: the parts share A, and each has its rows of B.
 """
 

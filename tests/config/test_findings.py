@@ -115,8 +115,6 @@ CHANGES = [
     ("megatron:d1", "${rollout.backend}", "AL207", "actor.backend", 5, 12, "backend huggingface generates"),
     ('"huggingface:d1"', "megatron:d1", "AL207", "rollout.backend", 3, 20, "backend megatron trains"),
     ("lr: 1e-5", "lr: 1e-5}\n  kl_ctl: 0.1\n  mb_spec: {n_mbs: 1", "AL816", "actor.kl_ctl", 8, 3, "add `ref: {}`"),
-    ("lr: 1e-5", "lr: 1e-5}\n  use_lora: true\n  mb_spec: {n_mbs: 1", "AL811", "actor.use_lora", 8, 13, "all weights"),
-    ("lr: 1e-5", "lr: 1e-5}\n  lora_rank: 8\n  mb_spec: {n_mbs: 1", "AL811", "actor.lora_rank", 8, 3, "key of AReaL"),
     (
         "lr: 1e-5",
         "lr: 1e-5}\n  behave_imp_weight_cap: 5\n  mb_spec: {n_mbs: 1",

@@ -121,7 +121,6 @@ def test_every_key_of_the_schema_can_be_overridden_by_its_own_default() -> None:
         ("actor.path=[", "AL802", None, 13, "not YAML"),
         ("actor.path=${nowhere}", "AL809", "actor.path", 12, "no 'nowhere' at the top of the file"),
         ("enable_offload=true", "AL811", "enable_offload", 16, "cannot do"),
-        ("actor.lora_rank=8", "AL811", "actor.lora_rank", 1, "key of AReaL"),
     ],
 )
 def test_a_wrong_override_names_the_command_line(

@@ -18,10 +18,9 @@ from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
 from areal_like.engines.megatron import cpu
 from areal_like.engines.megatron.bridges.mbridge import MBridge
-from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
 from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
-from areal_like.engines.megatron.micro_batches import MicroBatch, make_micro_batches
+from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
 from areal_like.engines.megatron.optimizer import (
     create_optimizer,
     create_schedule,

@@ -144,7 +144,8 @@ def attach_adapters(
 
 def _layers(config: TrainEngineConfig) -> Any:
     import_megatron_bridge()
-    return import_module("megatron.bridge.peft.lora").LoRA(
+    kinds = {"lora": import_module("megatron.bridge.peft.lora").LoRA}
+    return kinds[config.peft_type](
         target_modules=list(lora_targets(config.target_modules)),
         dim=config.lora_rank,
         alpha=config.lora_alpha,
@@ -179,7 +180,7 @@ def _refuse_grouped_experts(chunks: Sequence[torch.nn.Module], targets: list[str
         for name, module in chunk.named_modules():
             if name.endswith((".mlp.experts.linear_fc1", ".mlp.experts.linear_fc2")) and name.split(".")[-1] in targets:
                 raise ValueError(
-                    f"{name} holds the matrices of several experts ({type(module).__name__}), which get no adapter here: "
+                    f"{name} holds the matrices of several experts ({type(module).__name__}), which get no adapter: "
                     "set megatron.moe_grouped_gemm: false, or leave linear_fc1 and linear_fc2 out of target_modules"
                 )
 
