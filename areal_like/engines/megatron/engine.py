@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from areal_like.alloc import ModelAllocation
 from areal_like.config import TrainEngineConfig
@@ -29,8 +26,10 @@ from areal_like.engines.megatron.optimizer import (
 )
 from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
+from areal_like.engines.megatron.random_states import RandomStates
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
 from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
+from areal_like.engines.megatron.world import join_world, leave_world
 from areal_like.spec import ModelSpec, padding_multiples, stage_sizes
 
 __all__ = ["MegatronEngine"]
@@ -73,14 +72,15 @@ class MegatronEngine:
                 os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
-        _start_world(self.device_type)
+        join_world(self.device_type)
         if self.config.megatron.use_deterministic_algorithms:
             torch.use_deterministic_algorithms(True)
         self.groups = create_process_groups(self.allocation.mesh())
-        here = self.groups.mesh.coordinates(self.groups.rank)
-        model_parallel_cuda_manual_seed(self.seed, tp_rank=here.tp, ep_rank=here.ep, etp_rank=here.etp)
-        self._build()
-        self._create_optimizer()
+        self.random = RandomStates(self.device)
+        with self.random:
+            self.random.seed(self.seed, self.groups)
+            self._build()
+            self._create_optimizer()
 
     def _build(self) -> None:
         self.spec = spec = ModelSpec.from_path(self.path)
@@ -151,7 +151,8 @@ class MegatronEngine:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         micro_batches = self._micro_batches(batch)
-        figures = self.passes.gradients(micro_batches, loss)
+        with self.random:
+            figures = self.passes.gradients(micro_batches, loss)
         learning_rate = self.optimizer.param_groups[0]["lr"]
         updated, grad_norm, _ = self.optimizer.step()
         self.schedule.step(1)
@@ -167,13 +168,15 @@ class MegatronEngine:
         for module in self.modules:
             module.eval()
         micro_batches = self._micro_batches(batch)
-        return self.passes.outputs(micro_batches, batch=batch, temperature=temperature, entropy=entropy)
+        with self.random:
+            return self.passes.outputs(micro_batches, batch=batch, temperature=temperature, entropy=entropy)
 
     def logits(self, batch: PackedBatch) -> torch.Tensor:
         """float32 `[tokens, vocabulary]` on every rank, for comparing small models with another implementation."""
         for module in self.modules:
             module.eval()
-        return self.passes.logits(self._micro_batches(batch), batch=batch)
+        with self.random:
+            return self.passes.logits(self._micro_batches(batch), batch=batch)
 
     def weights(self) -> Iterator[WeightBucket]:
         self._gather_parameters()
@@ -196,8 +199,7 @@ class MegatronEngine:
         save_adapter_folder(self.adapter_weights(), self.config, self.spec, Path(path))
 
     def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_world()
 
     def _gather_parameters(self) -> None:
         """With overlap_param_gather what other ranks updated arrives in the next forward pass: fetch it now."""
@@ -221,14 +223,3 @@ class MegatronEngine:
             device=self.device,
             local_attention=not self.transformer_engine,
         )
-
-
-def _start_world(device: str) -> None:
-    if dist.is_initialized():
-        return
-    method = os.environ.get("AREAL_LIKE_INIT_METHOD", "env://")
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    # Generous: the first collective waits for every rank to read its part of the checkpoint.
-    timeout = datetime.timedelta(minutes=30)
-    dist.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=timeout)

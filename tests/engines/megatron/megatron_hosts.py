@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from areal_like.algorithms.sft import SFTLoss
@@ -21,6 +22,34 @@ from areal_like.engines.base import WeightBucket
 from areal_like.engines.megatron import cpu, weights
 from areal_like.engines.megatron.engine import MegatronEngine
 from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
+
+
+class TwoEngines:
+    """Two engines of different layouts in the same processes."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, Any] = {}
+
+    def build(self, name: str, text: str, config: TrainEngineConfig, seed: int = 1) -> None:
+        allocation = ModelAllocation.parse(text)
+        engine = MegatronEngine(allocation=allocation, config=config, device="cpu", seed=seed)
+        engine.initialize()
+        self.engines[name] = engine
+
+    def do(self, name: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.engines[name], method)(*args, **kwargs)
+
+    def weights(self, name: str) -> Iterator[WeightBucket]:
+        yield from self.engines[name].weights()
+
+    def globals_of_megatron(self) -> list[str]:
+        """Groups that Megatron-Core keeps for the whole process."""
+        return [n for n, v in vars(parallel_state).items() if n.endswith("_GROUP") and v is not None]
+
+    def close(self, name: str) -> bool:
+        """Whether processes still can talk to each other."""
+        self.engines.pop(name).close()
+        return dist.is_initialized()
 
 
 class EngineHost:
