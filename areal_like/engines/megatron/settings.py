@@ -26,8 +26,16 @@ def transformer_settings(
     is_moe: bool,
     transformer_engine: bool,
 ) -> dict[str, Any]:
-    """Settings that override what the bridge reads from the checkpoint."""
+    """Settings that override what the bridge reads from the checkpoint.
+
+    Raises:
+        ValueError: `virtual_pipeline_parallel_size` contradicts the letter v (the check says so first, AL215).
+    """
     megatron = config.megatron
+    virtual = len(stages) // pp
+    if megatron.virtual_pipeline_parallel_size not in (None, virtual):
+        said = megatron.virtual_pipeline_parallel_size
+        raise ValueError(f"megatron.virtual_pipeline_parallel_size is {said}, backend {config.backend} has v{virtual}")
     settings: dict[str, Any] = {
         # The engine divides by the weight of the global batch itself.
         "calculate_per_token_loss": True,

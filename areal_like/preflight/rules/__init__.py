@@ -1,5 +1,27 @@
 """The rules, one module a family; importing this package declares them all, in the order in which they run."""
 
-from areal_like.preflight.rules import engine, model, cluster, batches, rollouts, adapters, numerics, memory, advice  # noqa: I001
+from areal_like.preflight.rules import (  # noqa: I001
+    engine,
+    model,
+    pipeline,
+    cluster,
+    batches,
+    rollouts,
+    adapters,
+    numerics,
+    memory,
+    advice,
+)
 
-__all__ = ["adapters", "advice", "batches", "cluster", "engine", "memory", "model", "numerics", "rollouts"]
+__all__ = [
+    "adapters",
+    "advice",
+    "batches",
+    "cluster",
+    "engine",
+    "memory",
+    "model",
+    "numerics",
+    "pipeline",
+    "rollouts",
+]

@@ -9,7 +9,7 @@ from areal_like.alloc import AllocationError, ModelAllocation
 from areal_like.preflight.job import GIB, Job, Role
 from areal_like.preflight.legality import is_legal
 from areal_like.preflight.registry import Finding, example, rule
-from areal_like.preflight.rules.batches import answers_an_update, longest_sequence, room
+from areal_like.preflight.rules.batches import answers_an_update, full_groups, longest_sequence, room
 
 BUBBLE = 0.25
 """Share of idle time of a pipeline above which it is worth a word."""
@@ -24,7 +24,7 @@ CONTEXT_PIECE = 4096
 @rule(
     "AL701",
     summary="the pipeline is idle for much of the time",
-    why="With m micro-batches p stages are idle for (p - 1) / (m + p - 1) of a step. The number of micro-batches"
+    why="With m micro-batches p stages are idle for (p - 1) / (v m + p - 1) of a step. The number of micro-batches"
     " follows from the answers of an update and the token budget; here all answers are as long as they may be, so it is"
     " never more.",
     bad=example("actor.backend=megatron:p4", "actor.mb_spec.max_tokens_per_mb=65536"),
@@ -35,7 +35,7 @@ def bubble(job: Job) -> Iterator[Finding]:
     actor = job.role("actor")
     if actor is None or job.config is None or actor.allocation.pp == 1:
         return
-    stages, count = actor.allocation.pp, _micro_batches(job, actor)
+    stages, count = actor.allocation.pp, full_groups(actor, _micro_batches(job, actor))
     idle = (stages - 1) / (count * actor.allocation.vpp + stages - 1)
     if idle > BUBBLE:
         message = f"p{stages} with at most {count} micro-batches is idle for {idle:.0%} of the time"

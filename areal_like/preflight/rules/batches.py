@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from areal_like.config import RLConfig
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, rule
+from areal_like.spec import padded_length, padding_multiples
 
 
 def groups_a_step(config: RLConfig) -> int:
@@ -28,15 +29,21 @@ def longest_sequence(config: RLConfig) -> tuple[int, bool]:
     return (longest if limit is None else min(longest, limit)), prompt is not None or limit is not None
 
 
-def padding(role: Role) -> int:
-    """Packed lengths are multiples of it: t for sequence parallelism, and twice c, since c cuts zig-zag."""
-    return role.allocation.tp * (2 * role.allocation.cp if role.allocation.cp > 1 else 1)
+def padded(role: Role, tokens: int) -> int:
+    """What a micro-batch of this one sequence has: t and c round lengths up."""
+    sequence, whole = padding_multiples(role.allocation.tp, role.allocation.cp)
+    return padded_length(padded_length(tokens, sequence), whole)
 
 
 def room(role: Role) -> int | None:
     """Tokens that fit into a micro-batch."""
     budget: int | None = role.section.mb_spec.max_tokens_per_mb
-    return None if budget is None else budget - budget % padding(role)
+    return None if budget is None else budget - budget % padding_multiples(role.allocation.tp, role.allocation.cp)[1]
+
+
+def full_groups(role: Role, micro_batches: int) -> int:
+    """Micro-batches of a step: virtual stages (v) take turns in groups of p, so the number is rounded up."""
+    return padded_length(micro_batches, role.allocation.pp) if role.allocation.vpp > 1 else micro_batches
 
 
 @rule(
@@ -109,10 +116,9 @@ def longest_fits(job: Job) -> Iterator[Finding]:
     longest, bounded = longest_sequence(job.config)
     for role in _computing(job):
         fits = room(role)
-        if fits is None or longest <= fits:
+        if fits is None or padded(role, longest) <= fits:
             continue
-        parts = _parts(job.config)
-        least = -(-longest // padding(role)) * padding(role)
+        parts, least = _parts(job.config), padded(role, longest)
         message = f"a sequence of {longest} tokens ({parts}) does not fit into a micro-batch of {fits}"
         hint = f"use at least {least}, or lower gconfig.max_new_tokens" + (" or max_length" if bounded else "")
         yield Finding(message, hint, key=f"{role.name}.mb_spec.max_tokens_per_mb")

@@ -9,7 +9,7 @@ from typing import Any
 from areal_like.alloc.diagnostics import Severity
 from areal_like.preflight.job import GIB, Job, Role
 from areal_like.preflight.registry import Finding, example, rule
-from areal_like.preflight.rules.batches import answers_an_update, groups_a_step, longest_sequence, room
+from areal_like.preflight.rules.batches import answers_an_update, full_groups, groups_a_step, longest_sequence, room
 from areal_like.spec.memory import MemoryJob, MemoryPlan, predict
 
 SHOWN = 3
@@ -112,7 +112,7 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
     memory_job = MemoryJob(
         micro_tokens=max(1, tokens),
         seq=max(1, min(longest, tokens)),
-        micro_batches=max(section.mb_spec.n_mbs or 1, ceil(sequences * longest / max(1, tokens))),
+        micro_batches=full_groups(role, max(section.mb_spec.n_mbs or 1, ceil(sequences * longest / max(1, tokens)))),
         dtype=section.dtype,
         recompute=(options.recompute_granularity or "none") if section.gradient_checkpointing else "none",
         recompute_layers=options.recompute_num_layers or 1,

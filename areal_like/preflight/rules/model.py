@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, layout_rule, rule
-from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec, stage_sizes
-from areal_like.spec.stages import layout_faults
+from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec
 
 MOE = "actor.path=Qwen/Qwen3-30B-A3B"
 
@@ -148,23 +147,6 @@ def expert_count(role: Role) -> Iterator[Finding]:
         yield Finding(message, choices("e", role.spec.num_experts), "e")
 
 
-@layout_rule(
-    "AL309",
-    summary="fewer layers than pipeline stages",
-    why="Every stage needs at least one layer. Megatron-Core's own even split drops the rest of a division instead of"
-    " saying so; the split here gives every layer to a stage (AL312 shows it).",
-    bad=example("actor.backend=megatron:p32", "cluster.n_gpus_per_node=36"),
-    good=example("actor.backend=megatron:p28", "cluster.n_gpus_per_node=32"),
-)
-def stages(role: Role) -> Iterator[Finding]:
-    allocation = role.allocation
-    assert role.spec is not None
-    if allocation.pp * allocation.vpp > role.spec.num_layers:
-        count = f"p{allocation.pp}" + (f"v{allocation.vpp}" if allocation.vpp > 1 else "")
-        message = f"{role.spec.num_layers} layers cannot fill the {allocation.pp * allocation.vpp} stages of {count}"
-        yield Finding(message, f"use p{max(1, role.spec.num_layers // allocation.vpp)} or less", "pv")
-
-
 @rule(
     "AL310",
     summary="the numbers of the model are not known here",
@@ -195,33 +177,6 @@ def model_unreadable(job: Job) -> Iterator[Finding]:
 
 
 @rule(
-    "AL312",
-    summary="the layers do not divide evenly over the stages",
-    why="The stages get different numbers of layers, chosen so that the slowest stage, the last one with the vocabulary"
-    " projection included, is as fast as it can be. No layer is lost; the split is shown.",
-    bad=example("actor.backend=megatron:p3"),
-    good=example("actor.backend=megatron:p1"),
-    severity="info",
-)
-def uneven_stages(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        count, layout = role.allocation.pp * role.allocation.vpp, written_layout(role)
-        if role.spec is None or count == 1 or count > role.spec.num_layers:
-            continue
-        if layout is not None and layout_faults(role.spec, role.allocation, layout):
-            continue  # AL316
-        split = stage_sizes(role.spec, role.allocation, layout)
-        if len(set(split)) > 1:
-            message = f"{role.spec.num_layers} layers over {count} stages: {runs(split)} layers"
-            why = (
-                "the last stage also computes the vocabulary projection"
-                if layout is None
-                else "as pipeline_layout says"
-            )
-            yield Finding(message, why, "p", role=role)
-
-
-@rule(
     "AL313",
     summary="the vocabulary is padded for t",
     why="Each rank of t holds the same number of rows, so the rows are filled up to a multiple of t. The padding exists"
@@ -237,23 +192,6 @@ def padded_vocabulary(job: Job) -> Iterator[Finding]:
             size, tp = role.spec.vocab_size, role.allocation.tp
             message = f"{size} rows of the vocabulary become {-(-size // tp) * tp} with t{tp}"
             yield Finding(message, "nothing to do: padded rows are never loaded or exported", "t", role=role)
-
-
-@rule(
-    "AL314",
-    summary="tied embeddings are held by two stages",
-    why="With p above 1 the first stage embeds and the last one projects: each holds the shared matrix, and its"
-    " gradients are added over the two in every step. It costs the memory of one more matrix.",
-    bad=example("actor.backend=megatron:p2"),
-    good=example("actor.backend=megatron:t2"),
-    severity="info",
-)
-def tied_embeddings(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        if role.spec is not None and role.spec.tied_embeddings and role.allocation.pp > 1:
-            copies = role.spec.vocab_size * role.spec.hidden_size
-            message = f"the embedding is tied to the projection: {copies / 1e6:.0f}M parameters on two of the stages"
-            yield Finding(message, "nothing to do: gradients of the two copies are added", "p", role=role)
 
 
 @rule(
@@ -274,47 +212,8 @@ def vocabularies(job: Job) -> Iterator[Finding]:
             yield Finding(message, "choose models of one family, with the same tokenizer", key=f"{role.name}.path")
 
 
-@rule(
-    "AL316",
-    summary="pipeline_layout is not a split of the model over the stages",
-    why="megatron.pipeline_layout says how many layers each stage has, virtual stages (v) included, in the order of the"
-    " model: one number of at least 1 for each of the p x v stages, and all layers together.",
-    bad=example("actor.backend=megatron:p4", "actor.megatron.pipeline_layout=[8,8,8]"),
-    good=example("actor.backend=megatron:p4", "actor.megatron.pipeline_layout=[8,8,8,4]"),
-)
-def layout_of_stages(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        layout = written_layout(role)
-        if role.spec is None or layout is None:
-            continue
-        count, key = role.allocation.pp * role.allocation.vpp, f"{role.name}.megatron.pipeline_layout"
-        fits = count <= role.spec.num_layers  # else AL309 says what would
-        hint = f"for example {stage_sizes(role.spec, role.allocation)}, or null, which balances" if fits else None
-        for fault in layout_faults(role.spec, role.allocation, layout):
-            yield Finding(f"pipeline_layout {list(layout)}: {fault}", hint, key=key)
-
-
-def written_layout(role: Role) -> tuple[int, ...] | None:
-    """`megatron.pipeline_layout` of a role."""
-    layout: tuple[int, ...] | None = None if role.section is None else role.section.megatron.pipeline_layout
-    return layout
-
-
 def has_dense_layers(spec: ModelSpec) -> bool:
     return not spec.is_moe or bool(getattr(spec, "dense_layers", ()))
-
-
-def runs(numbers: list[int]) -> str:
-    """8, 8, 7 as they are; long lists as "12 x 8, 4 x 7"."""
-    if len(numbers) <= 8:
-        return ", ".join(map(str, numbers))
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0] + 1, number)
-        else:
-            found.append((1, number))
-    return ", ".join(f"{times} x {number}" if times > 1 else str(number) for times, number in found)
 
 
 def tensor_sizes(spec: ModelSpec) -> str:

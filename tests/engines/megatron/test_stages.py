@@ -27,9 +27,12 @@ def test_a_written_layout_is_built(pair: Any, models: Any, helpers: Any) -> None
     assert pair.group.call("layer_numbers") == [[[1, 2]], [[3]]]
 
 
-def test_a_layout_that_does_not_fit_stops_every_rank(pair: Any, models: Any) -> None:
-    """The check says it before (AL316); an engine built without it does not fall back to another split."""
+def test_what_does_not_fit_stops_every_rank(pair: Any, models: Any) -> None:
+    """The check says it before (AL215, AL316); an engine built without it does not fall back to something else."""
     folder = models("qwen3")
+    wrong = "megatron.virtual_pipeline_parallel_size is 2, backend megatron:p2 has v1"
+    for error in pair.refuses("megatron:p2", folder, megatron={"virtual_pipeline_parallel_size": 2}):
+        assert error == ("ValueError", wrong)
     for error in pair.refuses("megatron:p2", folder, megatron={"pipeline_layout": (1, 1)}):
         assert error == (
             "PipelineLayoutError",
