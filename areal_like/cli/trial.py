@@ -24,7 +24,20 @@ def add(commands: Commands) -> None:
         "--model", type=_model, default="tiny-dense", help="tiny-dense, tiny-moe or a Hugging Face folder"
     )
     command.add_argument("--bridge", choices=("mbridge",), default="mbridge", help="what converts the weights")
-    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type to train in")
+    command.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="type to train in (default: float32; with --fp8 bfloat16)"
+    )
+    command.add_argument(
+        "--fp8",
+        nargs="?",
+        const="tensorwise",
+        choices=("delayed", "tensorwise", "blockwise", "mxfp8"),
+        metavar="RECIPE",
+        help="matrix products in FP8, on a GPU: delayed, tensorwise (default), blockwise or mxfp8",
+    )
+    command.add_argument(
+        "--deterministic", action="store_true", help="repeatable kernels; everything runs twice and bits are compared"
+    )
     command.add_argument("--steps", type=positive, default=3, help="optimizer steps (default: 3)")
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if enough")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -51,9 +64,11 @@ def run(options: argparse.Namespace) -> int:
         options.text,
         model=options.model,
         bridge=options.bridge,
-        dtype=options.dtype,
+        dtype=options.dtype or ("bfloat16" if options.fp8 else "float32"),
         steps=options.steps,
         device=options.device,
+        fp8=options.fp8,
+        deterministic=options.deterministic,
     )
     print(json.dumps(report.to_dict(), indent=2) if options.json else report.render())
     return 0 if report.passed else 1

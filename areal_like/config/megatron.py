@@ -24,6 +24,9 @@ class DDPConfig(Section):
         why="gradients are summed: the loss is already divided by the loss tokens of the global batch",
     )
     check_for_nan_in_grad: bool = key(False, "Stop when a gradient is not finite before it is reduced.")
+    fp8_param_gather: bool = key(
+        False, "Gather parameters in FP8.", no_effect="they are gathered as they are kept: fp8_config.param decides"
+    )
 
 
 class FP8Config(Section):
@@ -43,7 +46,24 @@ class FP8Config(Section):
     amax_compute_algo: Literal["max", "most_recent"] = key(
         "max", "recipe delayed: which of the past largest values sets the scale."
     )
-    wgrad: bool = key(True, "Weight gradients in FP8 too.")
+    wgrad: bool = key(True, "recipe delayed: weight gradients in FP8 too.")
+    dot_product_attention: bool = key(
+        False,
+        "Attention in FP8.",
+        unsupported_unless=(False,),
+        why="TransformerEngine's FP8 attention does not take packed sequences",
+    )
+    multi_head_attention: bool = key(
+        False,
+        "Attention in FP8, with its inputs and outputs.",
+        unsupported_unless=(False,),
+        why="TransformerEngine's FP8 attention does not take packed sequences",
+    )
+    direct_convert: bool = key(
+        True,
+        "Read and write FP8 checkpoints without dequantising.",
+        no_effect="checkpoints and weight transfers are bfloat16",
+    )
     tp_only_amax_red: bool = key(False, "recipe delayed: largest values are shared by tensor-parallel ranks alone.")
     first_last_layers_bf16: bool = key(False, "Keep the outermost layers in bfloat16.")
     num_layers_at_start_in_bf16: int = key(1, "With first_last_layers_bf16: layers at the start.", unit="layers", ge=0)

@@ -15,7 +15,7 @@ _NOT_HERE: dict[str, str] = {
     "GenerationConfig": "skip_special_tokens lora_name use_beam_search",
     "MicroBatchConfig": "",
     "OptimizerConfig": "offload initial_loss_scale min_loss_scale loss_scale_window hysteresis",
-    "DDPConfig": "align_param_gather fp8_param_gather",
+    "DDPConfig": "align_param_gather",
     "MegatronConfig": (
         "wrap_with_ddp use_torch_fsdp2 use_custom_fsdp overlap_param_gather_with_optimizer_step "
         "use_precision_aware_optimizer main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype async_save "

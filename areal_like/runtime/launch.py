@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from areal_like.runtime.wire import Channel
@@ -33,6 +34,7 @@ class RankSpec:
     gpu_offset: int
     init_method: str
     log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def rank_environment(spec: RankSpec) -> dict[str, str]:
@@ -53,7 +55,7 @@ def rank_environment(spec: RankSpec) -> dict[str, str]:
     )
     for stale in ("MASTER_ADDR", "MASTER_PORT"):
         environment.pop(stale, None)
-    return environment
+    return environment | dict(spec.environment)
 
 
 def visible_gpus(spec: RankSpec) -> str:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class WorkerGroup:
         gpu_offset: int = 0,
         *,
         log_dir: Path | None = None,
+        environment: Mapping[str, str] | None = None,
         setup_timeout: float = 600.0,
         wait: bool = True,
     ) -> WorkerGroup:
@@ -82,6 +83,7 @@ class WorkerGroup:
             world_size: number of ranks.
             device: "cpu" or "cuda" (one GPU a rank, from `gpu_offset` on).
             threads: computing threads of each rank.
+            environment: variables that libraries read when a process starts, beside those of the group's own.
             log_dir: where the output of each rank is kept as `NAME-RANK.log`; by default it goes with the group.
             setup_timeout: seconds until every rank must have built its object.
             wait: return when all objects are built; else at once, and calls wait in line behind the building, so that
@@ -106,6 +108,7 @@ class WorkerGroup:
                 gpu_offset,
                 init_method,
                 (log_dir or group._folder) / f"{name}-{rank}.log",
+                environment or {},
             )
             for rank in range(world_size)
         ]

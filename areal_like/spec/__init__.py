@@ -2,6 +2,7 @@
 
 from areal_like.spec.bundled import bundled_names
 from areal_like.spec.families.parts import LatentAttention, LayerParameters, LinearAttention
+from areal_like.spec.fp8 import fp8_alignment
 from areal_like.spec.model import SUPPORTED_ARCHITECTURES, ModelSpec, ModelSpecError
 from areal_like.spec.packing import (
     SequenceTooLong,
@@ -26,6 +27,7 @@ __all__ = [
     "balanced_partition",
     "bundled_names",
     "count_micro_batches",
+    "fp8_alignment",
     "pack_micro_batches",
     "padded_length",
     "padding_multiples",

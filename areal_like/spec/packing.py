@@ -41,13 +41,13 @@ def balanced_partition(lengths: Sequence[int], bins: int) -> list[list[int]]:
     return [sorted(b) for b in result]
 
 
-def padding_multiples(tp: int, cp: int) -> tuple[int, int]:
+def padding_multiples(tp: int, cp: int, block: int = 1) -> tuple[int, int]:
     """What the length of a sequence, and of a whole micro-batch, is rounded up to.
 
     Context parallelism cuts each sequence into 2c equal chunks (rank r has chunks r and 2c - 1 - r, so that the causal
-    work is even); sequence parallelism cuts what a rank then has into t parts.
+    work is even); sequence parallelism cuts what a rank then has into t parts, each of whole blocks (`fp8_alignment`).
     """
-    return (1, tp) if cp == 1 else (2 * cp, cp * math.lcm(2, tp))
+    return (1, tp * block) if cp == 1 else (2 * cp, cp * math.lcm(2, tp * block))
 
 
 def padded_length(length: int, multiple: int) -> int:

@@ -12,6 +12,7 @@ from areal_like.alloc import get_backend
 from areal_like.config import ActorConfig, TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import WeightBucket
+from areal_like.runtime.determinism import deterministic_environment
 from areal_like.runtime.dispatch import scatter
 from areal_like.runtime.local import WorkerGroup
 from areal_like.spec.packing import balanced_partition
@@ -56,6 +57,7 @@ class Reference:
             seat.threads,
             seat.gpu_offset,
             log_dir=log_dir,
+            environment=deterministic_environment() if config.megatron.use_deterministic_algorithms else None,
             wait=False,
         )
         self._starting = self.workers.submit("initialize")

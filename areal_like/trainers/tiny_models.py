@@ -16,22 +16,25 @@ __all__ = ["TINY_MODELS", "make_tiny_model"]
 TINY_MODELS = ("tiny-dense", "tiny-moe")
 
 
-def make_tiny_model(name: str, allocation: ModelAllocation, folder: Path, *, dtype: torch.dtype) -> None:
+def make_tiny_model(
+    name: str, allocation: ModelAllocation, folder: Path, *, dtype: torch.dtype, width_multiple: int = 1
+) -> None:
     """Write a random model as a Hugging Face folder.
 
     The widths are multiples of what the layout cuts them into, so that every layout whose own numbers agree can be
-    tried; the vocabulary is a prime, so that it never divides and padding is always exercised.
+    tried; the vocabulary is a prime, so that it never divides and padding is always exercised. `width_multiple`: what
+    the widths on a rank have to be multiples of (at most 128, for FP8).
     """
     heads = 2 * allocation.tp
     layers = max(4, 2 * allocation.pp, allocation.pp * allocation.vpp)
     shape: dict[str, Any] = {
         "vocab_size": 131,
-        "hidden_size": 64,
-        "intermediate_size": 32 * allocation.tp,
+        "hidden_size": max(64, width_multiple),
+        "intermediate_size": max(32, width_multiple) * allocation.tp,
         "num_hidden_layers": layers if allocation.pp == 1 else layers + 1,  # uneven stages
         "num_attention_heads": 2 * heads,
         "num_key_value_heads": heads,
-        "head_dim": 16,
+        "head_dim": max(16, width_multiple // 4),  # four heads a rank
         "max_position_embeddings": 512,
         "initializer_range": 0.1,
     }
@@ -45,7 +48,7 @@ def make_tiny_model(name: str, allocation: ModelAllocation, folder: Path, *, dty
             tie_word_embeddings=False,
             num_experts=math.lcm(4, allocation.ep),
             num_experts_per_tok=2,
-            moe_intermediate_size=16 * allocation.etp,
+            moe_intermediate_size=max(16, width_multiple) * allocation.etp,
             norm_topk_prob=True,
         )
         model = Qwen3MoeForCausalLM(config)

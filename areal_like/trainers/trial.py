@@ -5,6 +5,7 @@ This is what `areal-like try` runs, what the parity tests call, and what shows a
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -16,13 +17,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from areal_like.algorithms.sft import SFTLoss
 from areal_like.alloc import AllocationError, Diagnostic, ModelAllocation, get_backend
-from areal_like.config import MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainEngineConfig
+from areal_like.config import FP8Config, MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.data.models import resolve_model
 from areal_like.preflight import check_layout
+from areal_like.preflight.rules.fp8 import fp8_problems
+from areal_like.runtime.determinism import deterministic_environment
 from areal_like.runtime.dispatch import scatter
 from areal_like.runtime.local import WorkerGroup
-from areal_like.spec import ModelSpec
+from areal_like.spec import ModelSpec, fp8_alignment, padding_multiples
 from areal_like.trainers.reference import ReferenceModel
 from areal_like.trainers.tiny_models import TINY_MODELS, make_tiny_model
 
@@ -48,12 +51,13 @@ TOLERANCES = {
     # differs by a few units in its last place (2**-6), and a weight of size 0.3 by one or two (2**-9) after a step.
     # With experts, a token whose router scores nearly tie goes to another one: single logits differ much.
     "bfloat16": Tolerance(logits=1.0, loss=2e-3, grad_norm=2e-2, weights=1e-2),
+    "fp8": Tolerance(logits=2.0, loss=2e-2, grad_norm=1e-1, weights=1e-2),
 }
 
 
 @dataclass(frozen=True)
 class StepDifferences:
-    """One optimizer step: values of the engine, and how far they are from the reference."""
+    """One optimizer step: values of the engine, and how far they are from the reference; `digest` is of its weights."""
 
     step: int
     loss: float
@@ -64,6 +68,7 @@ class StepDifferences:
     weights: float
     micro_batches: int
     tokens_per_second: float
+    digest: str = ""
 
 
 @dataclass
@@ -76,14 +81,16 @@ class TrialReport:
     dtype: str
     device: str
     world_size: int
+    fp8: str | None = None
     start_seconds: float = 0.0
     exported_tensors: int = 0
     export_differs: list[str] = field(default_factory=list)
     steps: list[StepDifferences] = field(default_factory=list)
+    repeats: list[str] | None = None
 
     @property
     def tolerance(self) -> Tolerance:
-        return TOLERANCES[self.dtype]
+        return TOLERANCES[self.dtype if self.fp8 is None else "fp8"]
 
     @property
     def failures(self) -> list[str]:
@@ -102,7 +109,7 @@ class TrialReport:
                     found.append(f"step {s.step}: {name} differ by {value:.2g}, more than {limit:.2g}")
         if not self.steps:
             found.append("no step was run")
-        return found
+        return found + (self.repeats or [])
 
     @property
     def passed(self) -> bool:
@@ -112,8 +119,9 @@ class TrialReport:
         return {**asdict(self), "tolerance": asdict(self.tolerance), "passed": self.passed, "failures": self.failures}
 
     def render(self) -> str:
+        numbers = self.dtype if self.fp8 is None else f"{self.dtype} and FP8 {self.fp8}"
         lines = [
-            f"{self.allocation}  {self.model}  {self.dtype} on {self.device}, {self.world_size} "
+            f"{self.allocation}  {self.model}  {numbers} on {self.device}, {self.world_size} "
             f"rank{'s' if self.world_size > 1 else ''} through {self.bridge}, started in {self.start_seconds:.1f} s",
             f"export: {self.exported_tensors} tensors, "
             + ("bit-equal" if not self.export_differs else f"{len(self.export_differs)} differ"),
@@ -125,6 +133,8 @@ class TrialReport:
             f"{s.weights:>12.1e} {s.micro_batches:>7} {s.tokens_per_second:>10.0f}"
             for s in self.steps
         ]
+        if self.repeats == []:
+            lines.append(f"second run: loss, gradient norm and weights of {len(self.steps)} steps are bit-equal")
         lines += [f"FAIL {failure}" for failure in self.failures] or ["PASS within tolerance of Transformers and AdamW"]
         return "\n".join(lines)
 
@@ -137,6 +147,8 @@ def run_trial(
     dtype: str = "float32",
     steps: int = 3,
     device: str = "auto",
+    fp8: str | None = None,
+    deterministic: bool = False,
 ) -> TrialReport:
     """Train `model` under the layout `text` and compare every step with Transformers.
 
@@ -147,6 +159,8 @@ def run_trial(
         dtype: "float32" or "bfloat16".
         steps: optimizer steps.
         device: "cpu" (gloo), "cuda", or "auto": GPUs when there are as many as ranks.
+        fp8: recipe of FP8 products, with dtype "bfloat16"; None for none.
+        deterministic: with repeatable kernels, and twice, in new processes: the bits of both runs are compared.
 
     Raises:
         DiagnosticError: the string, the backend or the model does not allow the trial.
@@ -158,37 +172,59 @@ def run_trial(
     with tempfile.TemporaryDirectory(prefix="areal-like-try-") as temporary:
         if model in TINY_MODELS:
             path = Path(temporary) / model
-            make_tiny_model(model, allocation, path, dtype=DTYPES[dtype])
+            make_tiny_model(model, allocation, path, dtype=DTYPES[dtype], width_multiple=fp8_alignment(fp8))
         else:
             path = resolve_model(model)
-        problems = check_layout(allocation, ModelSpec.from_path(path))
+        spec = ModelSpec.from_path(path)
+        problems = [*check_layout(allocation, spec), *fp8_problems(allocation, spec, fp8, dtype, device)]
         if problems:
             raise AllocationError(problems)
-        return _compare(allocation, model, path, bridge, dtype, steps, device)
+        config = _config(allocation, path, bridge, dtype, fp8, deterministic)
+        report = _compare(allocation, model, config, steps, device)
+        if deterministic:
+            report.repeats = _repeats(report, allocation, config, device)
+        return report
 
 
-def _compare(
-    allocation: ModelAllocation, model: str, path: Path, bridge: str, dtype: str, steps: int, device: str
-) -> TrialReport:
-    report = TrialReport(str(allocation), model, bridge, dtype, device, allocation.world_size)
-    vocabulary = ModelSpec.from_path(path).vocab_size
-    config = TrainEngineConfig(
+def _config(
+    allocation: ModelAllocation, path: Path, bridge: str, dtype: str, fp8: str | None, deterministic: bool
+) -> TrainEngineConfig:
+    _, padding = padding_multiples(allocation.tp, allocation.cp, fp8_alignment(fp8))
+    return TrainEngineConfig(
         backend=str(allocation),
         path=str(path),
         dtype=cast(Literal["float32", "bfloat16"], dtype),
-        mb_spec=MicroBatchConfig(max_tokens_per_mb=96),
+        mb_spec=MicroBatchConfig(max_tokens_per_mb=-(-96 // padding) * padding if fp8 else 96),
         optimizer=OPTIMIZER,
-        megatron=MegatronConfig(bridge_type=cast(Literal["mbridge"], bridge)),
+        megatron=MegatronConfig(
+            bridge_type=cast(Literal["mbridge"], bridge),
+            fp8_config=None if fp8 is None else FP8Config(recipe=cast(Literal["tensorwise"], fp8)),
+            use_deterministic_algorithms=deterministic,
+        ),
     )
-    start = time.monotonic()
-    group = WorkerGroup.start(
+
+
+def _start(allocation: ModelAllocation, config: TrainEngineConfig, device: str) -> WorkerGroup:
+    return WorkerGroup.start(
         name="try",
         factory=get_backend(allocation.backend).engine,
         kwargs={"allocation": allocation, "config": config, "device": device, "seed": 1, "total_steps": None},
         world_size=allocation.world_size,
         device=device,
         threads=1,
+        environment=deterministic_environment() if config.megatron.use_deterministic_algorithms else None,
     )
+
+
+def _compare(
+    allocation: ModelAllocation, model: str, config: TrainEngineConfig, steps: int, device: str
+) -> TrialReport:
+    megatron, dtype, path = config.megatron, config.dtype, Path(config.path)
+    fp8 = None if megatron.fp8_config is None else megatron.fp8_config.recipe
+    report = TrialReport(str(allocation), model, megatron.bridge_type, dtype, device, allocation.world_size, fp8)
+    vocabulary = ModelSpec.from_path(path).vocab_size
+    start = time.monotonic()
+    group = _start(allocation, config, device)
     with group:
         group.call("initialize")
         report.start_seconds = time.monotonic() - start
@@ -229,7 +265,37 @@ def _step(
         weights=max(_difference(ours[name], theirs[name]) for name in theirs),
         micro_batches=int(figures["micro_batches"]),
         tokens_per_second=batch.input_ids.numel() / seconds,
+        digest=_digest(ours),
     )
+
+
+def _repeats(report: TrialReport, allocation: ModelAllocation, config: TrainEngineConfig, device: str) -> list[str]:
+    """The same steps in new processes; what of them has other bits, in words."""
+    vocabulary, differing = ModelSpec.from_path(config.path).vocab_size, []
+    with _start(allocation, config, device) as group:
+        group.call("initialize")
+        for first in report.steps:
+            shards = scatter(_batch(first.step, allocation, vocabulary), allocation.mesh()).shards
+            group.call_each("logits", [(shard,) for shard in shards])
+            figures = group.call_each("train_batch", [(shard, SFTLoss()) for shard in shards])[0]
+            again = {"loss": figures["loss"], "grad_norm": figures["grad_norm"], "digest": _digest(_export(group))}
+            names = {"loss": "loss", "grad_norm": "gradient norm", "digest": "weights"}
+            differing += [
+                f"step {first.step}: {names[name]} of the second run has other bits"
+                for name, value in again.items()
+                if value != getattr(first, name)
+            ]
+        group.call("close")
+    return differing
+
+
+def _digest(weights: dict[str, torch.Tensor]) -> str:
+    """Of the bits of all weights."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _batch(step: int, allocation: ModelAllocation, vocabulary: int) -> PackedBatch:

@@ -144,12 +144,12 @@ CHANGES = [
     ),
     (
         "lr: 1e-5",
-        "lr: 1e-5}\n  megatron: {fp8_config: {mode: e4m3}",
+        "lr: 1e-5}\n  megatron: {fp8_config: {dot_product_attention: true}",
         "AL811",
-        "actor.megatron.fp8_config",
+        "actor.megatron.fp8_config.dot_product_attention",
         8,
-        26,
-        "float32 or bfloat16",
+        50,
+        "packed sequences",
     ),
     (
         "lr: 1e-5",

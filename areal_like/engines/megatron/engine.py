@@ -13,7 +13,7 @@ from areal_like.alloc import ModelAllocation
 from areal_like.config import TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
-from areal_like.engines.megatron import cpu
+from areal_like.engines.megatron import cpu, determinism, fp8
 from areal_like.engines.megatron.bridges.mbridge import MBridge
 from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
@@ -30,7 +30,7 @@ from areal_like.engines.megatron.random_states import RandomStates
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
 from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
 from areal_like.engines.megatron.world import join_world, leave_world
-from areal_like.spec import ModelSpec, padding_multiples, stage_sizes
+from areal_like.spec import ModelSpec, fp8_alignment, padding_multiples, stage_sizes
 
 __all__ = ["MegatronEngine"]
 
@@ -60,10 +60,13 @@ class MegatronEngine:
         self.allocation, self.config, self.seed, self.total_steps = allocation, config, seed, total_steps
         self.path = Path(config.path)
         self.dtype = DTYPES[config.dtype]
+        self.fp8 = config.megatron.fp8_config
         self.device_type = device
         self.device = torch.device("cpu")
 
     def initialize(self) -> None:
+        if self.config.megatron.use_deterministic_algorithms:
+            determinism.prepare_process(self.device_type)
         if self.device_type == "cpu":
             cpu.install()
         else:
@@ -73,8 +76,6 @@ class MegatronEngine:
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
         join_world(self.device_type)
-        if self.config.megatron.use_deterministic_algorithms:
-            torch.use_deterministic_algorithms(True)
         self.groups = create_process_groups(self.allocation.mesh())
         self.random = RandomStates(self.device)
         with self.random:
@@ -86,6 +87,8 @@ class MegatronEngine:
         self.spec = spec = ModelSpec.from_path(self.path)
         self.stages = stage_sizes(spec, self.allocation, self.config.megatron.pipeline_layout)
         self.transformer_engine = has_transformer_engine(self.device_type)
+        if self.fp8 is not None:
+            fp8.require_hardware(self.fp8, dtype=self.dtype, transformer_engine=self.transformer_engine)
         self.bridge = MBridge(
             self.path,
             self.groups,
@@ -109,6 +112,10 @@ class MegatronEngine:
         if self.dtype is torch.bfloat16:
             chunks = [chunk.bfloat16() for chunk in chunks]
         self.modules = chunks
+        if self.config.megatron.use_deterministic_algorithms:
+            determinism.verify(self.modules)
+        if self.fp8 is not None:
+            fp8.follow_groups(self.modules, self.groups)
         if not self.config.init_from_scratch:
             self.load(self.path)
         self.adapters: list[Adapter] = []
@@ -120,19 +127,21 @@ class MegatronEngine:
     def _create_optimizer(self) -> None:
         self.optimizer: Any = None
         if self.config.optimizer is None:
+            fp8.forget_loaded_weights(self.modules)
             self.passes = ModelPasses(self.modules, self.groups, vocab_size=self.bridge.vocab_size)
             return
         ddp = self.config.megatron.ddp
         distributed = shards_optimizer(ddp, self.config.optimizer)
-        self.chunks = wrap_for_data_parallel(self.modules, ddp, self.groups, distributed=distributed)
+        self.chunks = wrap_for_data_parallel(self.modules, ddp, self.groups, distributed=distributed, fp8=self.fp8)
         for chunk in self.chunks:
-            chunk.broadcast_params()
+            fp8.broadcast_parameters(chunk)
         self.optimizer = create_optimizer(
             self.chunks,
             self.config.optimizer,
             self.groups,
             dtype=trained_dtype(self.config, self.dtype),
             distributed=distributed,
+            fp8=self.fp8,
         )
         self.schedule = create_schedule(self.optimizer, self.config.optimizer, self.total_steps)
         self.passes = ModelPasses(self.chunks, self.groups, vocab_size=self.bridge.vocab_size)
@@ -188,9 +197,11 @@ class MegatronEngine:
 
     def load(self, path: str | Path) -> None:
         self._gather_parameters()  # or a gather of the old weights would follow
-        self.bridge.load(self.modules, Path(path))
+        with fp8.whole_weights(self.modules) as written:
+            self.bridge.load(self.modules, Path(path))
         if getattr(self, "optimizer", None) is not None:
             self.optimizer.reload_model_params()
+            fp8.set_main_weights(self.optimizer, written)
 
     def save(self, path: str | Path) -> None:
         save_hugging_face_folder(self.weights(), self.path, Path(path))
@@ -212,12 +223,13 @@ class MegatronEngine:
 
     def _micro_batches(self, batch: PackedBatch) -> list[MicroBatch]:
         spec = self.config.mb_spec
+        block = fp8_alignment(None if self.fp8 is None else self.fp8.recipe)
         return make_micro_batches(
             batch,
             max_tokens=spec.max_tokens_per_mb,
             at_least=spec.n_mbs or 1,
             multiple_of=self.allocation.pp if self.allocation.vpp > 1 else 1,
-            padding=Padding(*padding_multiples(self.allocation.tp, self.allocation.cp)),
+            padding=Padding(*padding_multiples(self.allocation.tp, self.allocation.cp, block)),
             data_parallel_group=self.groups.collection.dp,
             context_parallel_group=self.groups.collection.cp,
             device=self.device,

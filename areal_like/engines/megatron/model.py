@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryEmbedding, RMSNorm
+from areal_like.engines.megatron.document_attention import use_document_attention
 from areal_like.engines.megatron.process_groups import ModelGroups
 
 __all__ = ["StageLayout", "build_chunks", "chunk_layers"]
@@ -101,6 +102,8 @@ def _build_chunk(
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=transformer_engine, vp_stage=number, pp_rank=rank)
     if not transformer_engine:
         _use_own_modules(spec)
+    elif config.deterministic_mode:
+        use_document_attention(spec)
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,

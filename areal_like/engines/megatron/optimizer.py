@@ -10,7 +10,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from areal_like.config import DDPConfig, OptimizerConfig
+from areal_like.config import DDPConfig, FP8Config, OptimizerConfig
 from areal_like.engines.megatron.process_groups import ModelGroups
 
 __all__ = ["create_optimizer", "create_schedule", "shards_optimizer", "wrap_for_data_parallel"]
@@ -28,7 +28,12 @@ def shards_optimizer(ddp: DDPConfig, optimizer: OptimizerConfig) -> bool:
 
 
 def wrap_for_data_parallel(
-    chunks: list[torch.nn.Module], ddp: DDPConfig, groups: ModelGroups, *, distributed: bool
+    chunks: list[torch.nn.Module],
+    ddp: DDPConfig,
+    groups: ModelGroups,
+    *,
+    distributed: bool,
+    fp8: FP8Config | None = None,
 ) -> list[DistributedDataParallel]:
     """Gradient buffers and their reduction over data-parallel (and expert-data-parallel) ranks."""
     config = DistributedDataParallelConfig(
@@ -38,6 +43,7 @@ def wrap_for_data_parallel(
         overlap_param_gather=ddp.overlap_param_gather and distributed,
         use_distributed_optimizer=distributed,
         check_for_nan_in_grad=ddp.check_for_nan_in_grad,
+        fp8_param_gather=fp8 is not None and fp8.param,
         # Without overlap one bucket is best: there is nothing for smaller ones to hide behind.
         bucket_size=ddp.bucket_size if ddp.overlap_grad_reduce else None,
     )
@@ -60,6 +66,7 @@ def create_optimizer(
     *,
     dtype: torch.dtype,
     distributed: bool,
+    fp8: FP8Config | None = None,
 ) -> Any:
     """AdamW or SGD over this rank's parameters; biases and norms are not decayed (Megatron-Core's rule)."""
     config = MegatronOptimizerConfig(
@@ -75,6 +82,7 @@ def create_optimizer(
         bf16=dtype is torch.bfloat16,
         params_dtype=dtype,
         use_distributed_optimizer=distributed,
+        fp8_recipe=None if fp8 is None else fp8.recipe,
     )
     return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False, pg_collection=groups.collection)
 

@@ -6,6 +6,7 @@ import importlib.util
 from typing import Any
 
 from areal_like.config import TrainEngineConfig
+from areal_like.engines.megatron import determinism, fp8
 from areal_like.engines.megatron.model import StageLayout
 
 __all__ = ["has_transformer_engine", "transformer_settings"]
@@ -42,15 +43,17 @@ def transformer_settings(
         "pipeline_model_parallel_layout": StageLayout(stages, pp, stage) if pp > 1 else None,
         "perform_initialization": config.init_from_scratch,
         "use_cpu_initialization": device == "cpu",
-        "deterministic_mode": megatron.use_deterministic_algorithms,
         "gradient_accumulation_fusion": False,
         "masked_softmax_fusion": False,
         # One switch for three kernels that exist only with TransformerEngine or Apex.
         "apply_rope_fusion": transformer_engine,
         "persist_layer_norm": transformer_engine,
         "bias_activation_fusion": transformer_engine,
-        "bias_dropout_fusion": transformer_engine and not megatron.use_deterministic_algorithms,
+        "bias_dropout_fusion": transformer_engine,
     }
+    settings |= fp8.settings(megatron.fp8_config)
+    if megatron.use_deterministic_algorithms:
+        settings |= determinism.settings()
     if config.disable_dropout:
         settings |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     if config.gradient_checkpointing:

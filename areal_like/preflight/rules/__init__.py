@@ -9,6 +9,7 @@ from areal_like.preflight.rules import (  # noqa: I001
     rollouts,
     adapters,
     numerics,
+    fp8,
     memory,
     advice,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "batches",
     "cluster",
     "engine",
+    "fp8",
     "memory",
     "model",
     "numerics",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from areal_like.config import RLConfig
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, rule
-from areal_like.spec import padded_length, padding_multiples
+from areal_like.spec import fp8_alignment, padded_length, padding_multiples
 
 
 def groups_a_step(config: RLConfig) -> int:
@@ -29,16 +29,23 @@ def longest_sequence(config: RLConfig) -> tuple[int, bool]:
     return (longest if limit is None else min(longest, limit)), prompt is not None or limit is not None
 
 
+def padding(role: Role) -> tuple[int, int]:
+    """What the length of a sequence, and of a micro-batch, is rounded up to."""
+    fp8 = role.section.megatron.fp8_config
+    block = fp8_alignment(None if fp8 is None else fp8.recipe)
+    return padding_multiples(role.allocation.tp, role.allocation.cp, block)
+
+
 def padded(role: Role, tokens: int) -> int:
-    """What a micro-batch of this one sequence has: t and c round lengths up."""
-    sequence, whole = padding_multiples(role.allocation.tp, role.allocation.cp)
+    """What a micro-batch of this one sequence has: t, c and the blocks of FP8 round lengths up."""
+    sequence, whole = padding(role)
     return padded_length(padded_length(tokens, sequence), whole)
 
 
 def room(role: Role) -> int | None:
     """Tokens that fit into a micro-batch."""
     budget: int | None = role.section.mb_spec.max_tokens_per_mb
-    return None if budget is None else budget - budget % padding_multiples(role.allocation.tp, role.allocation.cp)[1]
+    return None if budget is None else budget - budget % padding(role)[1]
 
 
 def full_groups(role: Role, micro_batches: int) -> int:

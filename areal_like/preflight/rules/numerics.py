@@ -1,49 +1,11 @@
-"""AL5, third part: FP8, reproducibility and recomputation."""
+"""AL5, third part: reproducibility and recomputation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areal_like.preflight.job import Job, Role
+from areal_like.preflight.job import Job
 from areal_like.preflight.registry import Finding, example, rule
-
-
-@rule(
-    "AL522",
-    summary="FP8 without a GPU",
-    why="FP8 kernels exist for GPUs from Hopper on.",
-    bad=example("device=cpu", "actor.megatron.fp8_config={recipe: blockwise}"),
-    good=example("device=cuda", "actor.megatron.fp8_config={recipe: blockwise}"),
-)
-def fp8_device(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        if job.config is not None and job.config.device == "cpu" and role.section.megatron.fp8_config is not None:
-            yield Finding("FP8 needs a GPU; device is cpu", "remove fp8_config", key=f"{role.name}.megatron.fp8_config")
-
-
-ALIGNMENT = {"blockwise": 128, "mxfp8": 32}
-"""Both sizes of every matrix must be multiples of it; 16 for scaling by tensor (TransformerEngine)."""
-
-
-@rule(
-    "AL523",
-    summary="a width that FP8 kernels cannot take",
-    why="Both sizes of a matrix product in FP8 are multiples of 16, or of the block of the recipe (blockwise 128, mxfp8"
-    " 32). t makes the widths that a rank sees smaller.",
-    bad=example("actor.backend=megatron:t8", "actor.megatron.fp8_config={recipe: blockwise}", intermediate_size=1536),
-    good=example("actor.backend=megatron:t4", "actor.megatron.fp8_config={recipe: blockwise}", intermediate_size=1536),
-    curable=True,
-)
-def fp8_alignment(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        options = role.section.megatron.fp8_config
-        if options is None or role.spec is None:
-            continue
-        multiple = ALIGNMENT.get(options.recipe, 16)
-        for what, width, letter in _widths(role):
-            if width % multiple:
-                message = f"{what} is {width} on a rank, no multiple of {multiple} (recipe {options.recipe})"
-                yield Finding(message, f"lower {letter}, or choose another recipe", letter, role=role)
 
 
 @rule(
@@ -67,6 +29,22 @@ def deterministic_data(job: Job) -> Iterator[Finding]:
 
 
 @rule(
+    "AL535",
+    summary="context parallelism with deterministic kernels on GPUs",
+    why="The attention whose bits repeat on GPUs keeps each sequence whole on its ranks; on CPUs c can be had.",
+    bad=example("actor.megatron.use_deterministic_algorithms=true", "actor.backend=megatron:d2c2"),
+    good=example("actor.megatron.use_deterministic_algorithms=true", "actor.backend=megatron:d4"),
+    curable=True,
+)
+def deterministic_context_parallel(job: Job) -> Iterator[Finding]:
+    for role in job.training:
+        cp = role.allocation.cp
+        if cp > 1 and job.on_gpus and role.section.megatron.use_deterministic_algorithms:
+            message = f"deterministic attention has no context parallelism (c{cp})"
+            yield Finding(message, "leave c out", "c", role=role)
+
+
+@rule(
     "AL525",
     summary="full recomputation without saying of what",
     why="Megatron-Core stops while it builds the model unless full recomputation names a method and a number of"
@@ -85,16 +63,3 @@ def recomputation(job: Job) -> Iterator[Finding]:
                 yield Finding(
                     message, "recompute_method: uniform, recompute_num_layers: 1", key=f"{role.name}.megatron.{name}"
                 )
-
-
-def _widths(role: Role) -> Iterator[tuple[str, int, str]]:
-    """Sizes of the matrices on one rank: what, width, the letter that cuts it."""
-    spec, tp, etp = role.spec, role.allocation.tp, role.allocation.etp
-    assert spec is not None
-    yield "the hidden size", spec.hidden_size, "t"
-    qkv = spec.head_dim * (spec.num_attention_heads + 2 * spec.num_key_value_heads)
-    yield "the width of queries, keys and values", qkv // tp, "t"
-    if spec.is_moe:
-        yield "the width of an expert", spec.moe_intermediate_size // etp, "T"
-    else:
-        yield "the width of the MLP", spec.intermediate_size // tp, "t"

@@ -21,6 +21,7 @@ from transformers import AutoConfig
 from areal_like.engines.megatron.bridges.base import CheckpointError
 from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
 from areal_like.engines.megatron.bridges.names import canonical_name
+from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec
@@ -129,7 +130,7 @@ class MBridge:
         for name, parameter in self._parameters(chunks):
             if name == "output_layer.weight" and self.spec.tied_embeddings:
                 continue  # the first stage exports the same tensor as the embedding
-            value = parameter.detach()
+            value = readable(parameter)
             if _is_expert(name):
                 whole = self._merge(name, _gather(value, collection.expt_tp), parameter)
                 for rank, expert in enumerate(_gather(whole, collection.ep)):

@@ -1,0 +1,160 @@
+"""Attention for packed sequences whose bits repeat: FlexAttention with a mask of documents.
+
+TransformerEngine's deterministic attention needs a workspace that grows with the square of the packed length (192 GiB
+at 16,384 tokens), and torch's `varlen_attn` adds with atomics. FlexAttention's backward pass gives each block of
+queries and each block of keys to one program that loops over the other side in a fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+__all__ = ["DocumentAttention", "DocumentMask", "use_document_attention"]
+
+BLOCK = 128
+"""Queries and keys of one tile."""
+SHAPES = 64
+"""Compiled versions of the kernel: lengths, with and without gradient, head counts."""
+
+
+def use_document_attention(block: TransformerBlockSubmodules) -> None:
+    """Put it into a block of TransformerEngine's layers."""
+    for layer in block.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = DocumentAttention
+
+
+def padded_length(tokens: int) -> int:
+    """The next of 128, 256, 384, 512, 768, 1024, 1536, ...: few lengths, since each is compiled once.
+
+    Padding costs copies, not attention: its blocks are not computed, except those on the diagonal.
+    """
+    size = BLOCK
+    while size < tokens:
+        if size % (2 * BLOCK) == 0 and size * 3 // 2 >= tokens:
+            return size * 3 // 2
+        size *= 2
+    return size
+
+
+@dataclass(frozen=True)
+class DocumentMask:
+    """Which blocks of a packed row see each other. Made once a micro-batch, used by every layer.
+
+    Attributes:
+        padded: tokens of the row and its padding; each padding token is a document of its own.
+        blocks: for FlexAttention.
+    """
+
+    padded: int
+    blocks: BlockMask
+
+    @classmethod
+    def of(cls, packed: PackedSeqParams, tokens: int) -> DocumentMask:
+        """That of a micro-batch, kept on its description."""
+        known: DocumentMask | None = getattr(packed, "document_mask", None)
+        if known is None:
+            known = cls.from_bounds(packed.cu_seqlens_q, tokens)
+            packed.document_mask = known  # type: ignore[attr-defined]
+        return known
+
+    @classmethod
+    def from_bounds(cls, cu_seqlens: Tensor, tokens: int) -> DocumentMask:
+        """`cu_seqlens` `[documents + 1]`, ascending from 0 to `tokens`."""
+        padded = padded_length(tokens)
+        steps = torch.arange(padded, device=cu_seqlens.device)
+        documents = torch.bucketize(steps, cu_seqlens[1:].to(steps), right=True)
+        documents = torch.where(steps < tokens, documents, cu_seqlens.numel() + steps)
+        # Documents ascend along the row: two blocks share one when their ranges touch, and every pair of their tokens
+        # shares it when the earlier block begins with the document that the later one ends with.
+        first, last = documents[::BLOCK], documents[BLOCK - 1 :: BLOCK]
+        earlier = torch.arange(first.numel(), device=steps.device)
+        before, here = earlier[None, :] < earlier[:, None], earlier[None, :] == earlier[:, None]
+        whole = before & (first[None, :] == last[:, None])
+        partial = here | (before & (last[None, :] >= first[:, None]) & ~whole)
+
+        def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query >= key) & (documents[query] == documents[key])
+
+        blocks = BlockMask.from_kv_blocks(
+            *_in_order(partial), *_in_order(whole), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(padded, padded)
+        )
+        return cls(padded, blocks)
+
+
+def _in_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of blocks in each row `[1, 1, rows]`, and their columns first `[1, 1, rows, columns]`."""
+    counts = blocks.sum(dim=-1, dtype=torch.int32)
+    columns = torch.argsort(blocks.to(torch.int32), dim=-1, descending=True, stable=True).to(torch.int32)
+    return counts[None, None].contiguous(), columns[None, None].contiguous()
+
+
+@functools.cache
+def _kernel(device_type: str) -> Any:
+    if device_type != "cuda":
+        return flex_attention  # torch's plain implementation, for tests of the mask
+    # A shape that would not be compiled any more would be computed with the whole matrix of scores: better an error,
+    # which is what `fullgraph` makes of it.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+class DocumentAttention(MegatronModule):
+    """Causal attention inside each document of a packed row; takes the place of Megatron's core attention."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        """
+        Raises:
+            ValueError: dropout or context parallelism, which it does not have.
+        """
+        super().__init__(config=config)
+        dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        if dropout > 0:
+            raise ValueError(
+                f"use_deterministic_algorithms: the attention has no dropout, and this model has {dropout}; "
+                "set disable_dropout: true"
+            )
+        if config.context_parallel_size > 1:
+            raise ValueError("use_deterministic_algorithms: on GPUs the attention has no context parallelism (c)")
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """`query` `[tokens, heads/tp, head_dim]`, `key`, `value` with KV heads; returns `[tokens, width/tp]`."""
+        if packed_seq_params is None or packed_seq_params.cu_seqlens_q is None:
+            raise TypeError("DocumentAttention needs the bounds of the packed sequences")
+        tokens, heads = query.shape[0], query.shape[1]
+        mask = DocumentMask.of(packed_seq_params, tokens)
+        rows = [F.pad(x, (0, 0, 0, 0, 0, mask.padded - tokens)).transpose(0, 1)[None] for x in (query, key, value)]
+        out = _kernel(query.device.type)(
+            *rows, block_mask=mask.blocks, scale=self.softmax_scale, enable_gqa=heads != key.shape[1]
+        )
+        return out[0].transpose(0, 1)[:tokens].reshape(tokens, heads * out.shape[-1])
