@@ -34,6 +34,14 @@ def add(commands: Commands) -> None:
     command.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     command.add_argument("--optimizer", choices=("adam", "sgd", "none"), default="adam")
     add_pipeline_layout(command)
+    command.add_argument(
+        "--offload",
+        nargs="?",
+        const="parameters,gradients,optimizer",
+        default="",
+        metavar="PARTS",
+        help="what waits outside the GPU while it is not needed: parameters,gradients,optimizer (all three)",
+    )
     command.add_argument("--json", action="store_true", help="print JSON, in bytes")
     command.set_defaults(run=run)
 
@@ -51,12 +59,16 @@ def run(options: argparse.Namespace) -> int:
     """0 when it fits, 1 when it does not or the model cannot be cut this way, 2 for input that cannot be read."""
     from areal_like.preflight import check_layout
     from areal_like.spec import ModelSpec, ModelSpecError, PipelineLayoutError
-    from areal_like.spec.memory import MemoryJob, predict
+    from areal_like.spec.memory import PARTS, MemoryJob, predict
 
     allocation = _allocation(options.text, options.gpus)
     rollout = None if options.rollout is None else _allocation(options.rollout, options.gpus)
     if options.colocated and rollout is None:
         print("--colocated says where the rollout engine is: give --rollout too", file=sys.stderr)
+        return 2
+    offload = frozenset(part for part in options.offload.split(",") if part)
+    if unknown := offload - set(PARTS):
+        print(f"--offload knows {', '.join(PARTS)}; not {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     try:
         spec = ModelSpec.find(options.model)
@@ -75,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         recompute=options.recompute,
         recompute_layers=options.recompute_layers,
         optimizer=None if options.optimizer == "none" else options.optimizer,
+        offload=offload,
         rollout=rollout,
         colocated=options.colocated,
         rollout_sequences=options.rollout_sequences,

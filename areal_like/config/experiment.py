@@ -54,9 +54,7 @@ class RLConfig(Section):
     tokenizer_path: str = key("", "Tokenizer; that of actor.path when empty.", inherits="actor.path")
     enable_offload: bool = key(
         False,
-        "Move a model to host memory while another works.",
-        unsupported_unless=(False,),
-        why="models stay where they were loaded",
+        "All three `megatron.*_offload` switches of actor and ref: a model waits in host memory between its uses.",
     )
     cluster: ClusterConfig = key(ClusterConfig, "The machine.")
     scheduler: SchedulerConfig = key(SchedulerConfig, "What starts the processes.")

@@ -66,7 +66,6 @@ _CAP = (
     "sequence_truncate, or disabled, which is rejection_sampling: null"
 )
 _PROFILE = "this version records no profile: remove it"
-_STAY = "remove it: models stay where they were loaded"
 _WRONG = "no key of any version of verl"
 
 LEGACY: tuple[Legacy, ...] = (
@@ -114,9 +113,9 @@ LEGACY: tuple[Legacy, ...] = (
     Legacy("profile.step_start", "gone from verl", _PROFILE),
     Legacy("profile.step_end", "gone from verl", _PROFILE),
     Legacy("profile.save_path", "gone from verl", _PROFILE),
-    Legacy("param_offload", "a switch of verl", _STAY),
-    Legacy("grad_offload", "a switch that verl takes and never reads", _STAY),
-    Legacy("optimizer_offload", "a switch of verl", _STAY),
+    Legacy("param_offload", "a switch of the engine", "write {role}.megatron.param_offload: {value}"),
+    Legacy("grad_offload", "a switch of the engine", "write {role}.megatron.grad_offload: {value}"),
+    Legacy("optimizer_offload", "a switch of the engine", "write {role}.megatron.optimizer_offload: {value}"),
     Legacy("kl_ctrl.type", "verl's control of the divergence", "remove it: the weight actor.kl_ctl is fixed"),
     Legacy("kl_ctrl.horizon", "verl's control of the divergence", "remove it: the weight actor.kl_ctl is fixed"),
     Legacy("kl_ctrl.target_kl", "verl's control of the divergence", "remove it: the weight actor.kl_ctl is fixed"),

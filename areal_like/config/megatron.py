@@ -122,9 +122,11 @@ class MegatronConfig(Section):
     )
     use_deterministic_algorithms: bool = key(False, "The same batch gives the same bits again.")
     fp8_config: FP8Config | None = key(None, "Matrix products in FP8; null computes in `dtype`.")
-    param_offload: bool = key(False, "Parameters are in host memory while the model is not used.")
-    grad_offload: bool = key(False, "Gradient buffers are freed while the model is not used.")
-    optimizer_offload: bool = key(False, "Optimizer states are in host memory while the model is not used.")
+    param_offload: bool = key(
+        False, "Parameters wait in host memory between a step's last use of the model and the next."
+    )
+    grad_offload: bool = key(False, "Gradient buffers are freed outside the update.")
+    optimizer_offload: bool = key(False, "Optimizer states wait in host memory outside the update.")
     async_save: bool = key(False, "Write recovery checkpoints beside the training.")
     use_checkpoint_opt_param_scheduler: bool = key(
         True, "A resumed run takes the learning-rate schedule of the checkpoint, not of the file."

@@ -109,6 +109,18 @@ class TrainEngine(Protocol):
     def save_adapter(self, path: str | Path) -> None:
         """Write the adapters as a PEFT folder, whole or not at all. RuntimeError when the model has none."""
 
+    def offload(self, *, parameters: bool = True, gradients: bool = True, optimizer: bool = True) -> dict[str, int]:
+        """Free device memory: parameters and optimizer states wait in host memory, gradients are dropped (no step needs
+        those of the step before). What is away already, or does not exist, is passed over. Collective.
+
+        Returns:
+            Bytes that this rank freed, by part.
+        """
+
+    def onload(self, *, parameters: bool = True, gradients: bool = True, optimizer: bool = True) -> None:
+        """Bring back what is away, bit by bit; gradients as zeros. A call that needs what is away raises instead of
+        bringing it back: who shares the device decides when."""
+
     def close(self) -> None: ...
 
 

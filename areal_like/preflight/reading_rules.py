@@ -94,7 +94,9 @@ READING_RULES: dict[str, ReadingRule] = {
         ("tokenizer_path=${actor.path}",),
     ),
     "AL810": _key("The override names no place in the configuration.", ("seed",), ("seed=2",)),
-    "AL811": _key("The value is legal, and this version would not do what it says.", ("enable_offload=true",)),
+    "AL811": _key(
+        "The value is legal, and this version would not do what it says.", ("gconfig.frequency_penalty=0.5",)
+    ),
     "AL812": _key(
         "The key is kept so that files of AReaL load; nothing here depends on it.",
         ("cluster.cluster_name=a",),

@@ -121,6 +121,7 @@ class RLTrainer:
         if config.actor.init_from_scratch:  # the rollout engine has loaded the weights of the folder
             executor.pause()
             executor.update_weights(engines.actor.weights(), version=0)
+            engines.actor.rest()
             executor.resume()
         executor.start()
         return engines, executor
@@ -143,7 +144,9 @@ class RLTrainer:
             self.version += 1
             buckets = engines.actor.weights(adapters_only=self.config.rollout.use_lora)
             executor.update_weights(buckets, self.version)
-        self._save_and_evaluate(step, engines, executor, recorder)
+        self._save(step, engines, recorder)
+        engines.actor.rest()
+        self._evaluate(step, engines, executor, recorder)
         executor.resume()
 
     def _add_log_probs(self, batch: PackedBatch, engines: Engines, recorder: RunRecorder) -> None:
@@ -152,23 +155,26 @@ class RLTrainer:
         if engines.reference is not None:
             with recorder.phase("reference"):
                 batch.tokens["ref_log_probs"] = engines.reference.log_probs(batch, temperature)
+                engines.reference.rest()
         if self._loss.use_decoupled_loss or self._loss.recompute_log_probs:
             with recorder.phase("log_probs"):
                 batch.tokens["prox_log_probs"] = engines.actor.log_probs(batch, temperature)
             recorder.figures(log_prob_figures(batch))
 
-    def _save_and_evaluate(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
+    def _save(self, step: int, engines: Engines, recorder: RunRecorder) -> None:
         last = step == self.job.total_steps
-        per_epoch = self.job.loader.batches_per_epoch
-        if self._saver.due(step, per_epoch) or (last and self._saver.active):
+        if self._saver.due(step, self.job.loader.batches_per_epoch) or (last and self._saver.active):
             with recorder.phase("save"):
                 engines.actor.save(self.job.folder / "checkpoints" / f"step-{step:06d}")
                 if self.config.actor.use_lora:  # beside the merged weights, the adapters for whoever has the model
                     engines.actor.save_adapter(self.job.folder / "adapters" / f"step-{step:06d}")
+
+    def _evaluate(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
         rows = self.job.valid_rows
         if rows is None or self.config.valid_dataset is None:
             return
-        if self._evaluator.due(step, per_epoch) or (last and self._evaluator.active):
+        last = step == self.job.total_steps
+        if self._evaluator.due(step, self.job.loader.batches_per_epoch) or (last and self._evaluator.active):
             with recorder.phase("evaluation"):
                 found = evaluate(
                     self.config, rows, self.job.tokenizer, executor.replicas, engines.rewards, self._decode

@@ -12,6 +12,7 @@ from areal_like.alloc import get_backend
 from areal_like.config import ActorConfig, TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import WeightBucket
+from areal_like.preflight.offloading import Offload
 from areal_like.runtime.determinism import deterministic_environment
 from areal_like.runtime.dispatch import scatter
 from areal_like.runtime.local import WorkerGroup
@@ -24,10 +25,13 @@ __all__ = ["Actor", "Reference"]
 class Reference:
     """A model that says how likely tokens are. Its processes start with it; `wait_until_ready` waits for them.
 
+    Before each use it brings the parts that the use needs onto the device; `rest` sends away what `offload` names.
+
     Args:
         name: the role, for messages and log files.
         config: its section; `path` is a local folder by now.
         total_steps: optimizer steps of the run; None for a model that is not trained.
+        offload: what leaves the device between uses; nothing when None.
     """
 
     def __init__(
@@ -40,7 +44,9 @@ class Reference:
         seed: int,
         log_dir: Path,
         total_steps: int | None = None,
+        offload: Offload | None = None,
     ) -> None:
+        self.offload = offload or Offload()
         self.mesh = seat.allocation.mesh()
         self.workers = WorkerGroup.start(
             name,
@@ -70,13 +76,31 @@ class Reference:
         """
         self._starting.result(timeout)
 
+    def rest(self) -> None:
+        """The model is not needed for a while: free what the configuration lets go."""
+        self._send_away(self.offload)
+
     def log_probs(self, batch: PackedBatch, temperature: float) -> Tensor:
         """Log-probability of each token, `[tokens]`, as `TokenOutputs.log_probs`."""
+        self._bring(Offload(parameters=True))
         dispatch = scatter(PackedBatch(batch.input_ids, batch.cu_seqlens), self.mesh)
         per_rank = [(shard,) for shard in dispatch.shards]
         outputs = self.workers.call_each("forward", per_rank, temperature=temperature)
         log_probs: Tensor = dispatch.collect([output.log_probs for output in outputs])
         return log_probs
+
+    def _bring(self, needed: Offload) -> None:
+        """Have these parts on the device. Nothing is sent where the configuration never offloads them."""
+        if parts := self._both(needed):
+            self.workers.call("onload", **parts)
+
+    def _send_away(self, unneeded: Offload) -> None:
+        if parts := self._both(unneeded):
+            self.workers.call("offload", **parts)
+
+    def _both(self, parts: Offload) -> dict[str, bool]:
+        ours = {name: chosen and getattr(self.offload, name) for name, chosen in vars(parts).items()}
+        return ours if any(ours.values()) else {}
 
 
 class Actor(Reference):
@@ -89,20 +113,25 @@ class Actor(Reference):
 
     def update(self, batch: PackedBatch, loss: GRPOLoss, config: ActorConfig) -> dict[str, float]:
         """`ppo_n_minibatches` optimizer steps over the batch; figures averaged over them."""
+        self._bring(Offload(parameters=True, gradients=True, optimizer=True))
         steps = []
         for minibatch in self.minibatches(batch, config.ppo_n_minibatches):
             shards = scatter(minibatch, self.mesh).shards
             steps.append(self.workers.call_each("train_batch", [(shard, loss) for shard in shards])[0])
+        self._send_away(Offload(gradients=True, optimizer=True))
         return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
     def weights(self, *, adapters_only: bool = False) -> Iterator[WeightBucket]:
         """All weights under their Hugging Face names, adapters merged into them, or the adapters; bucket by bucket."""
+        self._bring(Offload(parameters=True))
         return self.workers.stream("adapter_weights" if adapters_only else "weights")
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder; it appears whole or not at all."""
+        self._bring(Offload(parameters=True))
         self.workers.call("save", str(folder))
 
     def save_adapter(self, folder: Path) -> None:
         """Write a PEFT folder; it appears whole or not at all."""
+        self._bring(Offload(parameters=True))
         self.workers.call("save_adapter", str(folder))

@@ -17,6 +17,7 @@ from areal_like.data.prompts import encode_prompt, filter_by_length, load_tokeni
 from areal_like.data.rewards import Reward
 from areal_like.data.rows import Row
 from areal_like.preflight import check, check_layout
+from areal_like.preflight.offloading import offload_of
 from areal_like.rollout.groups import Prompt
 from areal_like.rollout.rewards import RewardPool
 from areal_like.runtime.local import WorkerGroup
@@ -188,11 +189,19 @@ def start_engines(job: Job, reward: Reward) -> Engines:
     common: dict[str, Any] = {"device": placement.device, "seed": config.seed, "log_dir": job.folder / "logs"}
     with contextlib.ExitStack() as undo:
         optimizer_steps = job.total_steps * config.actor.ppo_n_minibatches
-        actor = Actor("actor", config.actor, placement.actor, total_steps=optimizer_steps, **common)
+        actor = Actor(
+            "actor",
+            config.actor,
+            placement.actor,
+            total_steps=optimizer_steps,
+            offload=offload_of(config, config.actor),
+            **common,
+        )
         undo.callback(actor.workers.close, grace=0)
         reference = None
         if placement.reference is not None and config.ref is not None:
-            reference = Reference("ref", config.ref, placement.reference, **common)
+            away = offload_of(config, config.ref)
+            reference = Reference("ref", config.ref, placement.reference, offload=away, **common)
             undo.callback(reference.workers.close, grace=0)
         rollout = _start_rollout(job, placement.rollout.allocation)
         undo.callback(rollout.close, grace=0)
@@ -204,6 +213,8 @@ def start_engines(job: Job, reward: Reward) -> Engines:
         rollout_ready.result(timeout)
         if reference is not None:
             reference.wait_until_ready(timeout)
+            reference.rest()
+        actor.rest()
         undo.pop_all()
     return Engines(actor, reference, rollout, rewards)
 

@@ -188,8 +188,8 @@ def test_unheard_of_keys_are_named() -> None:
 
 def test_findings_stand_where_the_key_stands() -> None:
     found = convert("verl", "ours", VERL, file="run.yaml").diagnostics
-    line = VERL.splitlines().index("      param_offload: true") + 1
-    assert [(d.line, d.column, d.file) for d in found if d.key and d.key.endswith("param_offload")] == [
+    line = VERL.splitlines().index("      grad_offload: true") + 1
+    assert [(d.line, d.column, d.file) for d in found if d.key and d.key.endswith("grad_offload")] == [
         (line, 7, "run.yaml")
     ]
 

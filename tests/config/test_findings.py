@@ -61,7 +61,7 @@ CASES = [
     ("gconfig: {frequency_penalty: 0.5}", "AL811", "gconfig.frequency_penalty", 9, 30, "cannot do"),
     ("device: gpu", "AL808", "device", 9, 9, "'gpu' is not one of auto, cpu, cuda"),
     ("experiment: 1", "AL805", "experiment", 9, 1, "unknown key 'experiment'"),
-    ("enable_offload: true", "AL811", "enable_offload", 9, 17, "models stay where they were loaded"),
+    ("total_train_n_seqs: 5", "AL811", "total_train_n_seqs", 9, 21, "total_train_epochs and total_train_steps"),
     ("scheduler: {type: ray}", "AL811", "scheduler.type", 9, 19, "write null or local"),
     ("cluster: {n_nodes: 2}", "AL811", "cluster.n_nodes", 9, 20, "one machine"),
     ("recover: {mode: on}", "AL811", "recover.mode", 9, 17, "no recovery checkpoints"),
@@ -193,7 +193,7 @@ def test_the_caret_stands_under_the_fault(tmp_path: Path) -> None:
 
 def test_all_faults_of_all_kinds_come_at_once(tmp_path: Path) -> None:
     text = replaced("megatron:d1", "megatron:d2d4") + (
-        "seed: x\nseed: 1\nenable_offload: true\nnope: 1\nsaver: {trial_name: z}\ngconfig: {top_p: 5}\n"
+        "seed: x\nseed: 1\ntotal_train_n_seqs: 5\nnope: 1\nsaver: {trial_name: z}\ngconfig: {top_p: 5}\n"
         "critic: {}\ntokenizer_path: ${a.b}\n"
     )
     found = faults(tmp_path, text, "rollout.backend=fsdp:d1", "zzz=1", "=")

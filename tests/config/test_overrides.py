@@ -120,7 +120,7 @@ def test_every_key_of_the_schema_can_be_overridden_by_its_own_default() -> None:
         ("train_dataset.kwargs[0]=1", "AL810", "train_dataset.kwargs[0]", 1, "is not a list"),
         ("actor.path=[", "AL802", None, 13, "not YAML"),
         ("actor.path=${nowhere}", "AL809", "actor.path", 12, "no 'nowhere' at the top of the file"),
-        ("enable_offload=true", "AL811", "enable_offload", 16, "cannot do"),
+        ("total_train_n_seqs=5", "AL811", "total_train_n_seqs", 20, "cannot do"),
     ],
 )
 def test_a_wrong_override_names_the_command_line(

@@ -33,7 +33,7 @@ def test_1_batches_are_counted_against_replicas_not_gpus():
     """verl#1811: the batch had to be a multiple of the GPUs, not of the data-parallel ranks."""
     small = ("train_dataset.batch_size=1", "gconfig.n_samples=4")
     assert "AL510" in codes("actor.backend=megatron:d8", *small)
-    assert "AL510" not in codes("actor.backend=megatron:d1t8", *small), "8 GPUs, one replica"
+    assert "AL510" not in codes("actor.backend=megatron:d2t4", *small), "8 GPUs, one replica"
 
 
 def test_2_ep_larger_than_a_stage():
@@ -126,9 +126,12 @@ def test_12_host_memory():
     assert "AL603" in codes(MOE, cluster="gpus=8,memory=80GiB,host-memory=16GiB")
 
 
-def test_13_offloading_is_refused():
-    """slime#113: offloading wasted host memory. This version does not offload, and says so."""
-    assert "AL811" in codes("enable_offload=true")
+def test_13_host_memory_of_offloading():
+    """slime#113: offloading wasted host memory. The copies are counted, and pinned without rounding up."""
+    cluster = "gpus=8,memory=80GiB,host-memory=96GiB"
+    model, together = "actor.path=Qwen/Qwen2.5-7B", ("actor.backend=megatron:d2t4", "rollout.backend=huggingface:d8")
+    assert "AL603" not in codes(model, *together, cluster=cluster)
+    assert "AL603" in codes(model, *together, "enable_offload=true", cluster=cluster)
 
 
 def test_14_no_room_for_log_probabilities():

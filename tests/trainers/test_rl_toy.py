@@ -81,6 +81,30 @@ def test_running_ahead_records_older_versions_and_still_learns(toy_backends, con
     assert sum(s["reward/mean"] for s in steps[-3:]) / 3 > steps[0]["reward/mean"] + 0.2
 
 
+def test_models_are_on_their_devices_only_while_they_work(toy_backends, configure, rows):
+    """The order of uses and moves of one step; a call without what it needs would raise."""
+    changes = ("actor.kl_ctl=0.1", "ref={}", "actor.recompute_logprob=true", "saver.freq_steps=1")
+    moves = {}
+    switches = "{param_offload: true, optimizer_offload: true}"
+    for name, offload in (
+        ("none", ()),
+        ("all", ("enable_offload=true",)),
+        ("some", (f"actor.megatron={switches}",)),
+        ("ref", ("ref.megatron.param_offload=true",)),
+    ):
+        config = configure("total_train_steps=1", "actor.ppo_n_minibatches=2", f"trial_name={name}", *changes, *offload)
+        with RLTrainer(config, rows, toy_engines.share_of_b) as trainer:
+            trainer.train()
+            engines = trainer._engines
+            (actor,) = engines.actor.workers.call("history")
+            (reference,) = engines.reference.workers.call("history")
+        moves[name] = (" ".join(actor), " ".join(reference))
+    assert moves["none"] == ("forward train train weights save", "forward")
+    assert moves["all"] == ("-pgo +p forward +pgo train train -go +p weights +p save -pgo", "-p +p forward -p")
+    assert moves["some"] == ("-po +p forward +po train train -o +p weights +p save -po", "forward")
+    assert moves["ref"] == ("forward train train weights save", "-p +p forward -p")
+
+
 def test_a_worker_that_dies_in_the_middle_of_a_step(toy_backends, configure, rows):
     toy_backends("DyingTrain")
     trainer = RLTrainer(configure("actor.backend=megatron:d2"), rows, toy_engines.share_of_b)

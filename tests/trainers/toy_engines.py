@@ -80,6 +80,8 @@ class ToyTrain:
         self.logits = torch.zeros(VOCABULARY, requires_grad=True)
         self.steps = 0
         self.total_steps = total_steps
+        self.away: set[str] = set()
+        self.moves: list[str] = []
 
     def initialize(self):
         dist.init_process_group(
@@ -98,7 +100,9 @@ class ToyTrain:
         return TokenOutputs(each, entropy)
 
     def train_batch(self, batch, loss):
+        self._need("p", "g", "o")
         self.steps += 1
+        self.moves.append("train")
         weight = loss.weight(batch) if len(batch) else torch.zeros(())
         value, figures = loss(self._outputs(batch, loss.temperature), batch)
         (gradient,) = torch.autograd.grad(value, self.logits)
@@ -114,11 +118,15 @@ class ToyTrain:
         return found | {n: float(x / rest[1]) for n, x in zip(names, rest[2:], strict=True)}
 
     def forward(self, batch, *, temperature=1.0, entropy=False):
+        self._need("p")
+        self.moves.append("forward")
         with torch.no_grad():
             outputs = self._outputs(batch, temperature)
         return TokenOutputs(outputs.log_probs, outputs.entropy if entropy else None)
 
     def weights(self):
+        self._need("p")
+        self.moves.append("weights")
         if os.environ["RANK"] == "0":
             yield WeightBucket({"logits": self.logits.detach().clone()})
 
@@ -126,15 +134,27 @@ class ToyTrain:
         self.logits = torch.tensor(json.loads((Path(path) / "logits.json").read_text()), requires_grad=True)
 
     def save(self, path):
+        self._need("p")
+        self.moves.append("save")
         if os.environ["RANK"] == "0":
             Path(path).mkdir(parents=True)
             (Path(path) / "logits.json").write_text(json.dumps(self.logits.tolist()))
 
-    def offload(self):
-        pass
+    def _need(self, *parts):
+        if away := self.away & set(parts):
+            raise RuntimeError(f"away: {away}")
 
-    def onload(self):
-        pass
+    def offload(self, *, parameters=True, gradients=True, optimizer=True):
+        self.away |= {n for n, chosen in (("p", parameters), ("g", gradients), ("o", optimizer)) if chosen}
+        self.moves.append("-" + "p" * parameters + "g" * gradients + "o" * optimizer)
+        return {}
+
+    def onload(self, *, parameters=True, gradients=True, optimizer=True):
+        self.away -= {n for n, chosen in (("p", parameters), ("g", gradients), ("o", optimizer)) if chosen}
+        self.moves.append("+" + "p" * parameters + "g" * gradients + "o" * optimizer)
+
+    def history(self):
+        return self.moves
 
     def close(self):
         dist.destroy_process_group()

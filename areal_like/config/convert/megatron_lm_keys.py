@@ -66,8 +66,8 @@ ROWS: tuple[Row, ...] = (
     Row("rl-submission-granularity", default="B", note="work is submitted by group"),
     Row("rl-consumption-granularity", default="B", note="groups are trained on as they finish"),
     Row("rl-prompts-per-eval", default=32, note="the size of valid_dataset says it"),
-    Row("rl-offload-optimizer-during-inference", default=False, note="models stay where they were loaded"),
-    Row("rl-kv-cache-management-mode", default="persist", note="models stay where they were loaded"),
+    Row("rl-offload-optimizer-during-inference", "actor.megatron.optimizer_offload", False),
+    Row("rl-kv-cache-management-mode", default="persist", note="the rollout engine keeps its memory"),
     Row("rl-use-sequence-packing", default=False, note="sequences are always packed without padding"),
     Row("rl-durable-rollout-bank", default=False, note="this version writes no recovery checkpoints"),
     Row("refit-method", default="gloo", note="weights are streamed to the rollout workers"),
@@ -77,7 +77,12 @@ ROWS: tuple[Row, ...] = (
     Row("decoder-first-pipeline-num-layers", note=_STAGED),
     Row("decoder-last-pipeline-num-layers", note=_STAGED),
     Row("pipeline-model-parallel-layout", note=_STAGED),
-    Row("optimizer-cpu-offload", default=False, note="models stay where they were loaded"),
+    Row(
+        "optimizer-cpu-offload",
+        default=False,
+        note="the optimizer's step is computed where the model is; actor.megatron.optimizer_offload moves its states"
+        " between steps",
+    ),
     Row("fp16", default=False, note="this version trains in float32 or bfloat16"),
 )
 """Flags that go over one by one; `megatron_lm` reads the rest."""

@@ -70,6 +70,7 @@ def _layouts(source: Source, draft: Draft) -> None:
         servers, world = found, world - found
     else:
         draft.put_default("rollout.scheduling_strategy", {"type": "colocation", "target": "actor"})
+        draft.put_default("enable_offload", True)  # NeMo-RL moves the policy to the host before it generates
     megatron, dtensor = source.take(f"{M}.enabled"), source.take("policy.dtensor_cfg.enabled")
     uses_megatron = megatron is not None and megatron.value is True
     if uses_megatron and dtensor is not None and dtensor.value is True and not dtensor.default:
@@ -254,6 +255,11 @@ def _write_cluster(
     draft.put("cluster.num_nodes", nodes, where)
     draft.put("cluster.gpus_per_node", per_node, where)
     draft.put("policy.generation.colocated.enabled", shared, other)
+    offload = source.take("enable_offload")
+    if offload is not None and bool(offload.value) != shared:
+        draft.left_out(
+            offload, "NeMo-RL moves the policy to the host if, and only if, it shares its GPUs with generation"
+        )
     if not shared:
         draft.put(f"{_RESOURCES}.gpus_per_node", rollout.world_size if nodes == 1 else per_node, other)
         draft.put(f"{_RESOURCES}.num_nodes", 1 if nodes == 1 else rollout.world_size // per_node, other)

@@ -9,7 +9,10 @@ M = "policy.megatron_cfg"
 _TOP_K = off_as(None, 0)
 _SEQUENCE = (lambda v: "sequence" if v is True else "token", lambda v: v == "sequence")
 _KL = one_of({"k1": "k1", "k2": "k2", "k3": "k3"})
-_STAY = "models stay where they were loaded"
+_STAY = (
+    "the optimizer's step is computed where the model is; actor.megatron.optimizer_offload moves its states between "
+    "steps"
+)
 
 MEGATRON_SIZES = Sizes(
     {
@@ -93,7 +96,7 @@ ROWS: tuple[Row, ...] = (
     Row(f"{M}.pipeline_dtype", default="bfloat16", note="actor.dtype says it"),
     Row(f"{M}.freeze_moe_router", default=True, note="all weights are trained"),
     Row(f"{M}.moe_router_load_balancing_type", default="none", note="no load-balancing loss is added"),
-    Row(f"{M}.empty_unused_memory_level", default=1, note=_STAY),
+    Row(f"{M}.empty_unused_memory_level", default=1, note="unused memory is given back whenever a model is offloaded"),
     Row("policy.dtensor_cfg.activation_checkpointing", "actor.gradient_checkpointing"),
     Row("policy.generation.max_new_tokens", "gconfig.max_new_tokens", 512, fill=True),
     Row("policy.generation.temperature", "gconfig.temperature", 1.0),

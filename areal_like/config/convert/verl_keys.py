@@ -21,7 +21,7 @@ _LOSS = one_of({"vanilla": "token", "gspo": "sequence"})
 _LAYOUT = "a letter of the `backend` string says it"
 _TOP_K = off_as(-1, 0)
 _NEVER = off_as(-1, None)
-_STAY = "models stay where they were loaded"
+_NEVER_READ = "verl takes this key and never reads it: gradients go with param_offload there"
 _ONE_VALUE = "the loss is the mean over tokens of the whole batch"
 
 
@@ -96,10 +96,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(f"{R}.rollout.expert_parallel_size", default=1, note="inference backends take no letter e"),
     Row(f"{R}.actor.megatron.dtype", "actor.dtype", "bfloat16", *DTYPE),
-    Row(f"{R}.actor.megatron.param_offload", default=False, note=_STAY),
-    Row(f"{R}.actor.megatron.grad_offload", default=False, note=f"{_STAY}; verl itself never reads this key"),
-    Row(f"{R}.actor.megatron.optimizer_offload", default=False, note=_STAY),
-    Row(f"{R}.ref.megatron.param_offload", default=False, note=_STAY),
+    Row(f"{R}.actor.megatron.param_offload", "actor.megatron.param_offload", False),
+    Row(f"{R}.actor.megatron.grad_offload", "actor.megatron.grad_offload", False, note=_NEVER_READ),
+    Row(f"{R}.actor.megatron.optimizer_offload", "actor.megatron.optimizer_offload", False),
+    Row(f"{R}.ref.megatron.param_offload", "ref.megatron.param_offload", False),
     Row(f"{R}.actor.megatron.use_mbridge", default=True, note="mbridge is what this version has"),
     Row(f"{R}.actor.megatron.vanilla_mbridge", default=True, note="mbridge is what this version has"),
     Row(f"{R}.actor.megatron.use_remove_padding", default=True, note="sequences are always packed without padding"),

@@ -19,6 +19,7 @@ def write(source: Source) -> Draft:
     source.taken |= {"cluster.n_nodes", "cluster.n_gpus_per_node", "ref", "eval_gconfig"}
     rows = tuple(row for row in ROWS if not row.ours.startswith("cluster."))
     write_rows(source, rows, draft)
+    _offload(source, draft)
     _layouts(source, draft)
     _batches(source, draft)
     _loss(source, draft)
@@ -26,6 +27,15 @@ def write(source: Source) -> Draft:
     _optimizer(source, draft)
     read_rest(source, _NOWHERE, draft)
     return draft
+
+
+def _offload(source: Source, draft: Draft) -> None:
+    """One switch for all becomes verl's switches."""
+    given = source.take("enable_offload")
+    if given is not None and given.value:
+        for name in ("param_offload", "grad_offload", "optimizer_offload"):
+            draft.put(f"{R}.actor.megatron.{name}", True, given)
+        draft.put(f"{R}.ref.megatron.param_offload", True, given)
 
 
 def _layouts(source: Source, draft: Draft) -> None:

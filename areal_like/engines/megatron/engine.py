@@ -18,6 +18,7 @@ from areal_like.engines.megatron.bridges.mbridge import MBridge
 from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
+from areal_like.engines.megatron.offload import PARTS, Offloader
 from areal_like.engines.megatron.optimizer import (
     create_optimizer,
     create_schedule,
@@ -63,6 +64,7 @@ class MegatronEngine:
         self.fp8 = config.megatron.fp8_config
         self.device_type = device
         self.device = torch.device("cpu")
+        self.offloader = Offloader()
 
     def initialize(self) -> None:
         if self.config.megatron.use_deterministic_algorithms:
@@ -82,6 +84,7 @@ class MegatronEngine:
             self.random.seed(self.seed, self.groups)
             self._build()
             self._create_optimizer()
+        self.offloader.watch(self.modules, getattr(self, "chunks", []), self.optimizer, self.device)
 
     def _build(self) -> None:
         self.spec = spec = ModelSpec.from_path(self.path)
@@ -155,6 +158,7 @@ class MegatronEngine:
     def train_batch(self, batch: PackedBatch, loss: Loss) -> dict[str, float]:
         if self.optimizer is None:
             raise RuntimeError("this model has no optimizer: its section of the configuration has `optimizer: null`")
+        self.offloader.require("train_batch", *PARTS)
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
@@ -174,6 +178,7 @@ class MegatronEngine:
         }
 
     def forward(self, batch: PackedBatch, *, temperature: float = 1.0, entropy: bool = False) -> TokenOutputs:
+        self.offloader.require("forward", "parameters")
         for module in self.modules:
             module.eval()
         micro_batches = self._micro_batches(batch)
@@ -182,20 +187,24 @@ class MegatronEngine:
 
     def logits(self, batch: PackedBatch) -> torch.Tensor:
         """float32 `[tokens, vocabulary]` on every rank, for comparing small models with another implementation."""
+        self.offloader.require("logits", "parameters")
         for module in self.modules:
             module.eval()
         with self.random:
             return self.passes.logits(self._micro_batches(batch), batch=batch)
 
     def weights(self) -> Iterator[WeightBucket]:
+        self.offloader.require("weights", "parameters")
         self._gather_parameters()
         return stream_weights(self.bridge, self.modules, self.groups)
 
     def adapter_weights(self) -> Iterator[WeightBucket]:
+        self.offloader.require("adapter_weights", "parameters")
         self._gather_parameters()
         return stream_adapters(self.adapters, self.config, self.spec, self.groups)
 
     def load(self, path: str | Path) -> None:
+        self.offloader.require("load", "parameters", "optimizer")
         self._gather_parameters()  # or a gather of the old weights would follow
         with fp8.whole_weights(self.modules) as written:
             self.bridge.load(self.modules, Path(path))
@@ -204,12 +213,23 @@ class MegatronEngine:
             fp8.set_main_weights(self.optimizer, written)
 
     def save(self, path: str | Path) -> None:
+        self.offloader.require("save", "parameters")
         save_hugging_face_folder(self.weights(), self.path, Path(path))
 
     def save_adapter(self, path: str | Path) -> None:
+        self.offloader.require("save_adapter", "parameters")
         save_adapter_folder(self.adapter_weights(), self.config, self.spec, Path(path))
 
+    def offload(self, *, parameters: bool = True, gradients: bool = True, optimizer: bool = True) -> dict[str, int]:
+        if parameters and "parameters" not in self.offloader.away:
+            self._gather_parameters()  # no gather may write into memory that is gone
+        return self.offloader.offload(parameters=parameters, gradients=gradients, optimizer=optimizer)
+
+    def onload(self, *, parameters: bool = True, gradients: bool = True, optimizer: bool = True) -> None:
+        self.offloader.onload(parameters=parameters, gradients=gradients, optimizer=optimizer)
+
     def close(self) -> None:
+        self.offloader.close()
         leave_world()
 
     def _gather_parameters(self) -> None:

@@ -11,6 +11,7 @@ from areal_like.preflight.rules import (  # noqa: I001
     numerics,
     fp8,
     memory,
+    residence,
     advice,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "model",
     "numerics",
     "pipeline",
+    "residence",
     "rollouts",
 ]

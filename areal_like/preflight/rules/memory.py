@@ -8,6 +8,7 @@ from typing import Any
 
 from areal_like.alloc.diagnostics import Severity
 from areal_like.preflight.job import GIB, Job, Role
+from areal_like.preflight.offloading import offload_of
 from areal_like.preflight.registry import Finding, example, rule
 from areal_like.preflight.rules.batches import answers_an_update, full_groups, groups_a_step, longest_sequence, room
 from areal_like.spec.memory import MemoryJob, MemoryPlan, predict
@@ -119,6 +120,7 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
         optimizer=section.optimizer.type if trained else None,
         distributed_optimizer=options.ddp.use_distributed_optimizer,
         grad_reduce_in_fp32=options.ddp.grad_reduce_in_fp32,
+        offload=frozenset(part for part, away in vars(offload_of(job.config, section)).items() if away),
         temperature=job.config.actor.temperature,
         entropy="loss" if trained and job.config.actor.entropy_coeff > 0 else "none",
         gpu_memory=job.cluster.gpu_memory_bytes,

@@ -4,14 +4,19 @@ processes        3 GiB a rank          Python, torch, CUDA's part in the host an
 load             the largest tensor    read lazily from the checkpoint, once a rank, and cut (fused pairs: twice)
 weight transfer  two buckets on rank 0 and one on each sender; the rollout engine takes them one by one
 checkpoint       one file and a bucket on rank 0
+offload          a copy of the parameters and optimizer states that leave the GPUs. It is made by the first offload and
+                 kept for the next, so every phase but the load has it; gradients need none
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from areal_like.alloc import ModelAllocation
-from areal_like.spec.memory import transfer
+from areal_like.spec.memory import states, transfer
 from areal_like.spec.memory.job import GIB, MemoryJob
 from areal_like.spec.model import ModelSpec
+from areal_like.spec.shards import RankClass
 
 __all__ = ["PROCESS", "host_memory"]
 
@@ -19,7 +24,9 @@ PROCESS = 3 * GIB
 """Of one worker process on CUDA."""
 
 
-def host_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> dict[str, int]:
+def host_memory(
+    spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, classes: Sequence[RankClass]
+) -> dict[str, int]:
     """Bytes on the first node, by phase."""
     ranks = min(allocation.world_size, job.gpus_per_node)
     processes = ranks * PROCESS
@@ -28,8 +35,22 @@ def host_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) ->
     tensor = max(transfer.largest_tensor(spec, job), 2 * spec.moe_intermediate_size * spec.hidden_size * job.element)
     bucket = max(transfer.BUCKET, tensor)
     weights = spec.parameters() * job.element
-    return {
+    copies = _copies(spec, allocation, job, classes)
+    found = {
         "load": processes + ranks * 2 * tensor,
-        "weight transfer": processes + min(3 * bucket, 3 * weights),
-        "checkpoint": processes + min(transfer.SHARD + bucket, 2 * weights),
+        "weight transfer": processes + copies + min(3 * bucket, 3 * weights),
+        "checkpoint": processes + copies + min(transfer.SHARD + bucket, 2 * weights),
     }
+    return found | ({"at rest": processes + copies} if job.offload else {})
+
+
+def _copies(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, classes: Sequence[RankClass]) -> int:
+    """What the ranks of the first node keep for offloaded parts."""
+    total = 0
+    for ranks in classes:
+        here = max(0, min(ranks.first_rank + ranks.ranks, job.gpus_per_node) - ranks.first_rank)
+        if "parameters" in job.offload:
+            total += here * states.weights(ranks.counts, job)
+        if "optimizer" in job.offload:
+            total += here * states.optimizer(spec, allocation, ranks.counts, job)
+    return total

@@ -7,11 +7,13 @@ from typing import Literal
 
 from areal_like.alloc import ModelAllocation
 
-__all__ = ["BYTES", "GIB", "MemoryJob"]
+__all__ = ["BYTES", "GIB", "PARTS", "MemoryJob"]
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float32": 4}
 """Of one element in each dtype a model may have."""
+PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer": "optimizer"}
+"""What can be offloaded, and its row in a table of phases."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class MemoryJob:
         entropy: "none", "report" (a figure), or "loss" (it has a gradient).
         imbalance: rows that the busiest expert rank receives, as a multiple of the mean. None: 1 when a rank holds all
             experts (then it is exact), else `activations.IMBALANCE`.
+        offload: what leaves the GPU while the model does not need it: "parameters", "gradients", "optimizer".
         transformer_engine: TransformerEngine's layers are used (on CUDA).
         hopper: GPUs of compute capability 9.0 and more, where GEMM workspaces are larger.
         rollout: layout of the rollout engine, to predict its memory too.
@@ -54,6 +57,7 @@ class MemoryJob:
     temperature: float = 1.0
     entropy: Literal["none", "report", "loss"] = "none"
     imbalance: float | None = None
+    offload: frozenset[str] = frozenset()
     transformer_engine: bool = True
     hopper: bool = True
     rollout: ModelAllocation | None = None
@@ -67,6 +71,8 @@ class MemoryJob:
         for name in ("micro_tokens", "seq", "micro_batches", "recompute_layers", "rollout_sequences", "gpus_per_node"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if unknown := self.offload - set(PARTS):
+            raise ValueError(f"offload knows {', '.join(PARTS)}; not {', '.join(sorted(unknown))}")
         if self.colocated and self.rollout is None:
             raise ValueError("colocated needs a rollout layout")
 

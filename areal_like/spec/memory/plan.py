@@ -10,7 +10,7 @@ from areal_like.alloc import ModelAllocation
 from areal_like.spec.memory import activations, kv_cache, logits, overhead, states, transfer
 from areal_like.spec.memory.activations import layer_kinds, stage_memory
 from areal_like.spec.memory.host import host_memory
-from areal_like.spec.memory.job import MemoryJob
+from areal_like.spec.memory.job import PARTS, MemoryJob
 from areal_like.spec.memory.megatron_formula import megatron_estimate
 from areal_like.spec.model import ModelSpec
 from areal_like.spec.shards import RankClass, rank_classes
@@ -137,7 +137,7 @@ def predict(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> Mem
         job,
         trainer,
         rollout,
-        host_memory(spec, allocation, job),
+        host_memory(spec, allocation, job, rank_classes(spec, allocation)),
         megatron_estimate(spec, allocation, job),
     )
 
@@ -157,12 +157,14 @@ class _Trainer:
         if self.job.optimizer is not None:
             found.append(self.update())
         found += [self.export("weight transfer"), self.export("checkpoint")]
+        if self.job.offload:
+            found.append(Phase("at rest", self.present()))
         if self.job.rollout is None or not self.job.colocated:
             return found
         # The rollout engine is a process of its own whose weights stay. Its cache is counted while it generates.
         beside = _beside(self.spec, self.job, self.job.rollout)
         found = [Phase(phase.name, _sum(phase.parts, beside)) for phase in found]
-        return [found[0], _rollout(self.spec, self.job, self.job.rollout, self.resident), *found[1:]]
+        return [found[0], _rollout(self.spec, self.job, self.job.rollout, self.present()), *found[1:]]
 
     @property
     def is_last(self) -> bool:
@@ -188,6 +190,11 @@ class _Trainer:
             "communicators": overhead.communicators(a.dp, a.tp, a.pp, a.cp, a.ep, a.etp),
         }
 
+    def present(self, *needed: str) -> dict[str, int]:
+        """What stays while the model needs these parts alone: the roles of a run offload the others, where asked to."""
+        away = {PARTS[part] for part in self.job.offload - set(needed)}
+        return {part: 0 if part in away else size for part, size in self.resident.items()}
+
     def load(self) -> Phase:
         """The parameters as they were built, beside the buffers that take them in; or the optimizer's copies after."""
         parts = self.resident | {"workspaces": 0}
@@ -202,7 +209,7 @@ class _Trainer:
     def log_probs(self) -> Phase:
         """A pass without gradients: the fullest layer, or on the last stage the logits."""
         spec, allocation, job = self.spec, self.allocation, self.job
-        parts = self.resident | {"batch": overhead.batch(spec, job)}
+        parts = self.present("parameters") | {"batch": overhead.batch(spec, job)}
         tables = self.stage.routing_tables * allocation.vpp
         parts["activations"] = self.stage.forward + tables
         if self.is_last:
@@ -234,7 +241,8 @@ class _Trainer:
         return Phase("update", parts | {"gradients in float32": max(0, made - passes)})
 
     def export(self, name: str) -> Phase:
-        return Phase(name, self.resident | {"export": transfer.export_buffers(self.spec, self.allocation, self.job)})
+        buffers = transfer.export_buffers(self.spec, self.allocation, self.job)
+        return Phase(name, self.present("parameters") | {"export": buffers})
 
 
 def _rollout(spec: ModelSpec, job: MemoryJob, layout: ModelAllocation, resident: dict[str, int]) -> Phase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from areal_like.spec.memory.job import GIB
+from areal_like.spec.memory.job import GIB, PARTS
 
 if TYPE_CHECKING:
     from areal_like.spec.memory.plan import MemoryPlan, RankMemory
@@ -50,6 +50,9 @@ def render(plan: MemoryPlan) -> str:
         room = job.gpu_memory - plan.peak
         verdict = f"fits, {_gib(room)} GiB to spare" if room >= 0 else f"does NOT fit: {_gib(-room)} GiB too much"
         lines[-1] += f" of {_gib(job.gpu_memory)}: {verdict}"
+    if job.offload:
+        names = ", ".join(part for part in PARTS if part in job.offload)
+        lines.append(f"offload of {names}: {_gib(_freed(plan))} GiB of the fullest GPU are free while the model rests")
     lines.append(f"Megatron-LM's formula (weights, optimizer, activations): {_gib(plan.megatron)} GiB")
     lines.append(
         "host memory of the first node: "
@@ -77,6 +80,14 @@ def to_dict(plan: MemoryPlan) -> dict[str, Any]:
         "megatron_formula": plan.megatron,
         "host": plan.host,
     }
+
+
+def _freed(plan: MemoryPlan) -> int:
+    """Bytes that offloading takes off the GPU that holds most of the model."""
+    rows = [PARTS[part] for part in plan.job.offload]
+    return max(
+        sum(rank.phase("update" if plan.job.optimizer else "load").parts[row] for row in rows) for rank in plan.ranks
+    )
 
 
 def _rank_dict(rank: RankMemory) -> dict[str, Any]:

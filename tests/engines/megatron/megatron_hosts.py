@@ -58,10 +58,17 @@ class EngineHost:
     def __init__(self) -> None:
         self.engine: Any = None
 
-    def build(self, text: str, config: TrainEngineConfig, total_steps: int | None = None, seed: int = 1) -> None:
+    def build(
+        self,
+        text: str,
+        config: TrainEngineConfig,
+        total_steps: int | None = None,
+        seed: int = 1,
+        device: str = "cpu",
+    ) -> None:
         allocation = ModelAllocation.parse(text)
         self.engine = MegatronEngine(
-            allocation=allocation, config=config, device="cpu", seed=seed, total_steps=total_steps
+            allocation=allocation, config=config, device=device, seed=seed, total_steps=total_steps
         )
         self.engine.initialize()
 
@@ -76,6 +83,10 @@ class EngineHost:
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.engine, method)(*args, **kwargs)
+
+    def ask(self, function: Any, *args: Any) -> Any:
+        """What a function of a module of this folder says about the engine."""
+        return function(self.engine, *args)
 
     def weights(self) -> Iterator[WeightBucket]:
         yield from self.engine.weights()

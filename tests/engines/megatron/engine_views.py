@@ -1,0 +1,101 @@
+"""What tests read off an engine inside a worker; each function takes the engine, and travels by name."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from typing import Any
+
+import torch
+
+
+def weights(engine: Any) -> list[str]:
+    return [name for bucket in engine.weights() for name in bucket.tensors]
+
+
+def host_bytes(engine: Any) -> dict[str, int]:
+    return engine.offloader.host_bytes()
+
+
+def live_bytes(engine: Any) -> int:
+    """Bytes of every storage that any tensor of this process holds, the engine's host copies left out."""
+    gc.collect()
+    ours = {b.untyped_storage().data_ptr() for host in engine.offloader._hosts.values() for b in host._blocks}
+    found = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor):  # isinstance would ask proxies
+            storage = thing.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in ours:
+                found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+def cuda_bytes(engine: Any) -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+def host_is_pinned(engine: Any) -> bool:
+    return all(block.is_pinned() for host in engine.offloader._hosts.values() for block in host._blocks)
+
+
+def part_bytes(engine: Any) -> dict[str, int]:
+    """Bytes of each part, from where Megatron keeps them."""
+    parameters = {p.data.untyped_storage() for m in engine.modules for p in m.parameters()}
+    found = {"parameters": parameters, "gradients": set(), "optimizer": set()}
+    if engine.optimizer is not None:
+        buffers = [b for c in engine.chunks for b in (*c.buffers, *c.expert_parallel_buffers)]
+        found["parameters"] |= {b.param_data.untyped_storage() for b in buffers if b.param_data is not None}
+        found["gradients"] = {b.grad_data.untyped_storage() for b in buffers}
+        found["optimizer"] = {t.untyped_storage() for t in _optimizer(engine).values() if t.ndim}
+    sizes = {part: {s._cdata: s.nbytes() for s in storages} for part, storages in found.items()}
+    sizes["optimizer"] = {k: n for k, n in sizes["optimizer"].items() if k not in sizes["parameters"]}
+    return {part: sum(of.values()) for part, of in sizes.items()}
+
+
+def bits(engine: Any) -> dict[str, str]:
+    """A digest of each parameter, main parameter and moment."""
+    tensors = {f"{i}.{n}": p.data for i, m in enumerate(engine.modules) for n, p in m.named_parameters()}
+    if engine.optimizer is not None:
+        tensors |= _optimizer(engine)
+    return {name: _digest(tensor.detach().clone()) for name, tensor in tensors.items()}
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    # Of a copy: a storage that numpy has seen cannot be resized again.
+    return hashlib.sha1(tensor.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+
+
+def broken_views(engine: Any) -> list[str]:
+    """Parameters whose data or main gradient is no longer a view of Megatron's buffers; gradients that are not 0."""
+    found = []
+    buffers = {p: b for c in engine.chunks for b in (*c.buffers, *c.expert_parallel_buffers) for p in b.params}
+    for name, parameter in ((n, p) for chunk in engine.chunks for n, p in chunk.named_parameters()):
+        if not parameter.requires_grad:
+            continue
+        buffer = buffers[parameter]
+        if buffer.param_data is not None and not _inside(parameter.data, buffer.param_data):
+            found.append(f"{name}: data")
+        if not _inside(parameter.main_grad, buffer.grad_data):
+            found.append(f"{name}: main_grad")
+        if parameter.main_grad.any():
+            found.append(f"{name}: gradient is not zero")
+    return found
+
+
+def _inside(view: torch.Tensor, whole: torch.Tensor) -> bool:
+    start, end = whole.data_ptr(), whole.data_ptr() + whole.numel() * whole.element_size()
+    return start <= view.data_ptr() and view.data_ptr() + view.numel() * view.element_size() <= end
+
+
+def _optimizer(engine: Any) -> dict[str, torch.Tensor]:
+    found = {}
+    for i, one in enumerate(getattr(engine.optimizer, "chained_optimizers", [engine.optimizer])):
+        params = [p for group in one.optimizer.param_groups for p in group["params"]]
+        for j, parameter in enumerate(params):
+            found[f"optimizer{i}.main.{j}"] = parameter
+            for key, value in one.optimizer.state.get(parameter, {}).items():
+                if torch.is_tensor(value):
+                    found[f"optimizer{i}.{key}.{j}"] = value
+    return found
