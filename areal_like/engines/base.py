@@ -121,6 +121,21 @@ class TrainEngine(Protocol):
         """Bring back what is away, bit by bit; gradients as zeros. A call that needs what is away raises instead of
         bringing it back: who shares the device decides when."""
 
+    def save_checkpoint(self, folder: str | Path, *, step: int) -> None:
+        """Write what is needed to go on (weights, optimizer, random numbers, schedule); `step` is the caller's number.
+
+        With asynchronous saving the folder appears when `finish_checkpoint` completes it; this, another save, and
+        `close` do. OSError on every rank when any of them could not write; no part of the folder is left then.
+        """
+
+    def finish_checkpoint(self, *, wait: bool = True) -> bool:
+        """Complete a checkpoint that is being written; without `wait` only if all of its files are. Whether none is
+        left. OSError as `save_checkpoint`."""
+
+    def load_checkpoint(self, folder: str | Path) -> int:
+        """Go on where a checkpoint was written, under any layout; its step. ValueError: it is torn, or of another
+        model."""
+
     def close(self) -> None: ...
 
 

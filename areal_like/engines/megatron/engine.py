@@ -15,6 +15,7 @@ from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
 from areal_like.engines.megatron import cpu, determinism, fp8
 from areal_like.engines.megatron.bridges.mbridge import MBridge
+from areal_like.engines.megatron.checkpoint import Checkpointer
 from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
@@ -152,6 +153,16 @@ class MegatronEngine:
         if ddp.overlap_grad_reduce:
             syncs = [chunk.no_sync for chunk in self.chunks]
             self.passes.config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
+        self.checkpointer = Checkpointer(
+            self.modules,
+            self.optimizer,
+            self.schedule,
+            self.groups,
+            self.random,
+            self.config,
+            layout=str(self.allocation),
+            seed=self.seed,
+        )
         if self.device_type == "cpu":
             cpu.install()
 
@@ -228,9 +239,29 @@ class MegatronEngine:
     def onload(self, *, parameters: bool = True, gradients: bool = True, optimizer: bool = True) -> None:
         self.offloader.onload(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
+    def save_checkpoint(self, folder: str | Path, *, step: int) -> None:
+        self.offloader.require("save_checkpoint", "parameters", "optimizer")
+        self._gather_parameters()
+        self._recovery().save(Path(folder), step)
+
+    def finish_checkpoint(self, *, wait: bool = True) -> bool:
+        return self._recovery().finish(wait=wait)
+
+    def load_checkpoint(self, folder: str | Path) -> int:
+        self.offloader.require("load_checkpoint", "parameters", "optimizer")
+        self._gather_parameters()  # or a gather of the old weights would follow
+        return self._recovery().load(Path(folder))
+
     def close(self) -> None:
+        if getattr(self, "optimizer", None) is not None:
+            self._recovery().finish()
         self.offloader.close()
         leave_world()
+
+    def _recovery(self) -> Checkpointer:
+        if self.optimizer is None:
+            raise RuntimeError("this model has no optimizer: there is nothing to recover, it is what its path holds")
+        return self.checkpointer
 
     def _gather_parameters(self) -> None:
         """With overlap_param_gather what other ranks updated arrives in the next forward pass: fetch it now."""

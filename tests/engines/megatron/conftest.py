@@ -45,6 +45,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-tied": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True, rms_norm_eps=1e-5),
     "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
+    "qwen3-deep": lambda: Qwen3Config(**SIZES | {"num_hidden_layers": 5}, head_dim=32, tie_word_embeddings=False),
     "qwen3-moe": lambda: Qwen3MoeConfig(
         **SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
     ),
@@ -139,8 +140,8 @@ class Ranks:
         assert all(f == figures[0] for f in figures), "the ranks report different figures"
         return figures[0]
 
-    def attempt(self, method: str, *args: Any) -> list[tuple[str, str] | None]:
-        return self.group.call("attempt", method, *args)
+    def attempt(self, method: str, *args: Any, **kwargs: Any) -> list[tuple[str, str] | None]:
+        return self.group.call("attempt", method, *args, **kwargs)
 
     def attempt_training(self, batch: PackedBatch) -> list[tuple[str, str] | None]:
         shards = scatter(batch, self.mesh).shards

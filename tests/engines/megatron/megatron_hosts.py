@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
 from areal_like.algorithms.sft import SFTLoss
@@ -20,6 +22,9 @@ from areal_like.config import TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import WeightBucket
 from areal_like.engines.megatron import cpu, weights
+from areal_like.engines.megatron.checkpoint.model_state import sharded_model
+from areal_like.engines.megatron.checkpoint.optimizer_state import create_moments
+from areal_like.engines.megatron.checkpoint.writer import Writing
 from areal_like.engines.megatron.engine import MegatronEngine
 from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
 
@@ -125,6 +130,61 @@ class EngineHost:
         asked = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
         return asked
+
+    # Checkpoints
+
+    def hold_writer(self) -> None:
+        """Let the thread of the next asynchronous save wait for `release_writer`."""
+        self.held, original = threading.Event(), Writing._write
+
+        def wait(writing: Writing, buckets: list[Any]) -> None:
+            Writing._write = original
+            self.held.wait(60)
+            original(writing, buckets)
+
+        Writing._write = wait
+
+    def release_writer(self) -> None:
+        self.held.set()
+
+    def upstream_optimizer(self) -> dict[str, Any]:
+        """What Megatron-Core's own way of saving and loading the optimizer does, on an optimizer without steps."""
+        engine, found = self.engine, dict[str, Any]()
+        metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
+        shards = sharded_model(engine.modules, engine.groups)
+        try:
+            engine.optimizer.sharded_state_dict(shards, is_loading=True, metadata=metadata)
+            found["fresh"] = None
+        except Exception as error:
+            found["fresh"] = f"{type(error).__name__}: {error}"
+        create_moments(engine.optimizer)
+        parts = getattr(engine.optimizer, "chained_optimizers", [engine.optimizer])
+        found["chain"] = len(parts)
+        saved = parts[0].state_dict()
+        parts[0].load_state_dict(saved)
+        steps = [state["step"] for state in parts[0].optimizer.state.values()]
+        found["steps"] = (len(steps), len({id(step) for step in steps}))
+        try:
+            engine.optimizer.load_state_dict({0: saved, 1: saved})
+            found["two"] = None
+        except Exception as error:
+            found["two"] = f"{type(error).__name__}: {error}"
+        return found
+
+    def upstream_shards(self) -> str | None:
+        """What Megatron-Core says when a model without its globals is asked for its shards."""
+        try:
+            self.engine.modules[0].sharded_state_dict(metadata={"dp_cp_group": self.engine.groups.collection.dp_cp})
+        except AssertionError as error:
+            return str(error)
+        return None
+
+    def random_numbers(self) -> tuple[list[float], list[float]]:
+        """Numbers of torch's generator, and of the one of the tensor-parallel regions."""
+        with self.engine.random:
+            plain = torch.rand(3).tolist()
+            with get_cuda_rng_tracker().fork():
+                return plain, torch.rand(3).tolist()
 
     # Without an engine
 
