@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
         "--engine",
         choices=("this", "any"),
         default="this",
-        help="this: what this version's engines can do; any: also c, v and every architecture (default: this)",
+        help="this: what this version's engines can do; any: every architecture (default: this)",
     )
     machine = command.add_argument_group("the machines")
     machine.add_argument("--gpu", default="H100", help="A100, H100, H200 or B200 (default: H100)")

@@ -10,10 +10,12 @@ from typing import NamedTuple
 from areal_like.alloc import ModelAllocation
 from areal_like.spec import ModelSpec
 
-__all__ = ["Layout", "divisors", "training_layouts"]
+__all__ = ["Layout", "divisors", "training_layouts", "virtual_stages"]
 
 MOST_CHUNKS = 4
 """Largest v that is tried: more chunks mean more sends for an ever smaller bubble."""
+CONTEXT_PIECE = 4096
+"""Fewest tokens of a sequence on a rank of c: below, exchanging keys and values costs more than it saves (AL703)."""
 
 
 class Layout(NamedTuple):
@@ -47,7 +49,7 @@ def training_layouts(
     """Layouts of exactly `gpus` ranks in the given letters.
 
     Left out, besides what cannot divide: more replicas than sequences, t or the experts' t over more than a node, and
-    chunks (v) of unequal size.
+    c that leaves a rank only a short piece of a sequence.
     """
     for p in divisors(gpus) if "p" in letters else (1,):
         if p > spec.num_layers:
@@ -56,13 +58,13 @@ def training_layouts(
             if t > gpus_per_node or spec.num_attention_heads % t:
                 continue
             for c in divisors(gpus // (p * t)) if "c" in letters else (1,):
-                if c > 1 and sequence_length % (2 * c * t):  # zig-zag halves, each cut by sequence parallelism
-                    continue
+                if c > 1 and sequence_length < CONTEXT_PIECE * c:
+                    break
                 d = gpus // (p * t * c)
                 if d > sequences:
                     continue
                 for e, etp in _expert_sizes(spec, d * t * c, letters, gpus_per_node):
-                    for v in _chunks(spec.num_layers, p, letters):
+                    for v in virtual_stages(spec.num_layers, p, letters):
                         yield Layout(d, t, p, c, e, etp, v)
 
 
@@ -79,10 +81,11 @@ def _expert_sizes(spec: ModelSpec, ranks: int, letters: str, gpus_per_node: int)
                 yield e, etp
 
 
-def _chunks(layers: int, stages: int, letters: str) -> Iterator[int]:
+def virtual_stages(layers: int, stages: int, letters: str) -> Iterator[int]:
+    """Sizes of v."""
     yield 1
-    if "v" in letters and stages > 1 and layers % stages == 0:
-        yield from (v for v in divisors(layers // stages) if 1 < v <= MOST_CHUNKS)
+    if "v" in letters and stages > 1:
+        yield from range(2, min(MOST_CHUNKS, layers // stages) + 1)
 
 
 @cache

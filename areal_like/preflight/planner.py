@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from areal_like.alloc import Diagnostic, ModelAllocation, get_backend
-from areal_like.preflight.cost import StepCost, least_seconds, step_cost
-from areal_like.preflight.enumeration import Layout, training_layouts
+from areal_like.preflight.cost import StepCost, balanced_seconds, least_seconds, step_cost
+from areal_like.preflight.enumeration import Layout, training_layouts, virtual_stages
 from areal_like.preflight.hardware import GIB, Hardware
 from areal_like.preflight.legality import check_layout
 from areal_like.preflight.plan_memory import least_memory, peak_memory
@@ -19,8 +19,8 @@ from areal_like.spec import ModelSpec
 
 __all__ = ["ENGINE_CODES", "NoPlanError", "Plan", "Request", "plan"]
 
-ENGINE_CODES = frozenset({"AL210", "AL211", "AL301", "AL302"})
-"""What only the engines of this version lack: context parallelism, v, an architecture, a feature of the checkpoint."""
+ENGINE_CODES = frozenset({"AL301", "AL302"})
+"""What only the engines of this version lack: an architecture, a feature of the checkpoint."""
 
 MICRO_BATCH_TOKENS = (8192, 65536)
 """Token budgets that are tried lie between these, where sequences allow."""
@@ -84,7 +84,7 @@ class Request:
         sequences, sequence_length, forward_passes: see `StepJob`.
         micro_tokens: see `StepJob`; None tries several.
         backend: of the trainer.
-        any_engine: plan for an engine that has context parallelism, v and every architecture; else for this version's.
+        any_engine: plan for an engine that has every architecture; else for this version's.
         rollout: backend that generates on a part of the GPUs; None plans training alone.
 
     Raises:
@@ -115,13 +115,15 @@ class Request:
 class _Candidate(NamedTuple):
     """Ordered by time; of equally fast ones that with most replicas comes first.
 
-    `seconds` is a bound from below until `cost` is known: most candidates are never looked at again.
+    `seconds` is a bound from below until `cost` is known: most candidates are never looked at again. `any_v`: it stands
+    for the layout with every v, until it is the best one left.
     """
 
     seconds: float
     order: tuple[int, ...]
     layout: Layout
     job: StepJob
+    any_v: bool = False
     cost: StepCost | None = None
 
 
@@ -162,7 +164,7 @@ def plan(request: Request, top: int = 10) -> list[Plan]:
 
 def _training_plans(request: Request, gpus: int, top: int) -> list[Plan]:
     """Best first: what does not fit comes back with recompute, which is slower by itself, at its new place."""
-    spec, hardware = request.spec, request.hardware
+    spec, hardware, letters = request.spec, request.hardware, get_backend(request.backend).letters
     room = hardware.memory * FILL
     heap = list(_candidates(request, gpus))
     heapq.heapify(heap)
@@ -172,6 +174,10 @@ def _training_plans(request: Request, gpus: int, top: int) -> list[Plan]:
     while heap and len(found) < top:
         candidate = heapq.heappop(heap)
         layout, job = candidate.layout, candidate.job
+        if candidate.any_v:
+            for v in virtual_stages(spec.num_layers, layout.pp, letters):
+                heapq.heappush(heap, _candidate(request, layout._replace(vpp=v), job))
+            continue
         if layout in found or layout in refused:
             continue
         if candidate.cost is None:
@@ -198,10 +204,8 @@ def _training_plans(request: Request, gpus: int, top: int) -> list[Plan]:
 
 
 def _candidates(request: Request, gpus: int) -> Iterator[_Candidate]:
-    """Every layout with every token budget, without recompute."""
-    letters = get_backend(request.backend).letters
-    if not request.any_engine:
-        letters = letters.replace("c", "").replace("v", "")  # AL210, AL211
+    """Every layout with every token budget, without recompute; v is left open."""
+    letters = get_backend(request.backend).letters.replace("v", "")
     for layout in training_layouts(
         request.spec,
         gpus,
@@ -211,12 +215,13 @@ def _candidates(request: Request, gpus: int) -> Iterator[_Candidate]:
         gpus_per_node=request.hardware.gpus_per_node,
     ):
         for micro_tokens in _budgets(request, layout):
-            yield _candidate(request, layout, request.step(micro_tokens))
+            yield _candidate(request, layout, request.step(micro_tokens), any_v=True)
 
 
-def _candidate(request: Request, layout: Layout, job: StepJob) -> _Candidate:
+def _candidate(request: Request, layout: Layout, job: StepJob, *, any_v: bool = False) -> _Candidate:
     order = (-layout.dp, *layout[1:], job.micro_tokens, job.recompute)
-    return _Candidate(least_seconds(request.spec, layout, request.hardware, job) - 1e-9, order, layout, job)
+    bound = balanced_seconds if any_v else least_seconds
+    return _Candidate(bound(request.spec, layout, request.hardware, job) - 1e-9, order, layout, job, any_v)
 
 
 def _budgets(request: Request, layout: Layout) -> list[int]:

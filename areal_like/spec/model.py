@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,18 @@ class ModelSpec:
             )
         return cls(**read_fields(read))
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: what is remembered by model is looked up thousands of times in a plan."""
+        return hash(tuple(getattr(self, item.name) for item in fields(self) if item.compare))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: a hash that is remembered is wrong in another process."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
     @property
     def is_moe(self) -> bool:
         return self.num_experts > 0
@@ -165,7 +177,11 @@ class ModelSpec:
 
     def layer_breakdown(self, layer: int | None = None) -> LayerParameters:
         """Parameters of one transformer layer by part; of the typical one without a number."""
-        return layer_parameters(self, self.typical_layer if layer is None else layer)
+        return self._breakdowns[self.typical_layer if layer is None else layer]
+
+    @cached_property
+    def _breakdowns(self) -> tuple[LayerParameters, ...]:
+        return tuple(layer_parameters(self, layer) for layer in range(self.num_layers))
 
     def layer_parameters(self, layer: int | None = None) -> int:
         """Parameters of one transformer layer, norms and biases included; of the typical one without a number."""

@@ -74,11 +74,12 @@ def test_every_plan_is_sound(spec, gpus, hardware, sequences, length):
 
 
 def all_layouts(gpus: int):
-    """Every allocation of so many ranks that the language has, without regard to any model, c and v left out."""
-    for d, t, p in itertools.product(range(1, gpus + 1), repeat=3):
-        if d * t * p == gpus:
-            for e, etp in itertools.product(range(1, gpus + 1), repeat=2):
-                text = f"megatron:(attn:d{d}t{t}p{p}|ffn:t{etp}e{e})"
+    """Every allocation of so many ranks that the language has, without regard to any model, up to v4."""
+    sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    for d, t, p, c in itertools.product(sizes, repeat=4):
+        if d * t * p * c == gpus:
+            for e, etp, v in itertools.product(sizes, sizes, range(1, 5)):
+                text = f"megatron:(attn:d{d}t{t}p{p}c{c}v{v}|ffn:t{etp}e{e})"
                 try:
                     yield ModelAllocation.parse(text)
                 except AllocationError:
@@ -92,6 +93,8 @@ def test_nothing_better_exists(spec, gpus):
     best: dict[str, float] = {}
     for allocation in all_layouts(gpus):
         if check_layout(allocation, spec) or allocation.tp > 8 or allocation.etp > 8:
+            continue
+        if 4096 * allocation.cp > 8192:  # pieces that AL703 warns about
             continue
         for tokens, recompute in itertools.product((8192, 16384, 32768, 65536), (False, True)):
             job = StepJob(64, 8192, tokens, recompute)
@@ -180,16 +183,27 @@ def test_this_version_s_engines_bound_the_plan():
     with pytest.raises(NoPlanError, match=r"no layout is legal: .*rotary"):
         plan(request(scaled))
     assert str(plan(request(scaled, any_engine=True))[0].allocation) == "megatron:d8"
-    assert all(p.allocation.cp == p.allocation.vpp == 1 for p in plan(request(MIXTURE, 64, length=32768)))
 
 
-def test_any_engine_has_context_and_virtual_stages():
-    plans = plan(request(MIXTURE, 64, sequences=16, length=32768, any_engine=True), top=200)
-    assert {p.allocation.cp for p in plans} > {1} and {p.allocation.vpp for p in plans} > {1}
+def test_context_parallelism_where_sequences_are_few_and_long():
+    """8 sequences for 64 GPUs: c shares them out, in pieces of 4,096 tokens at the least; short ones are not cut."""
+    plans = plan(request(SMALL, 64, sequences=8, length=32768))
+    assert plans[0].allocation.cp > 1
     for p in plans:
-        assert {d.code for d in check_layout(p.allocation, MIXTURE)} <= {"AL210", "AL211"}
-        assert p.allocation.world_size == 64 and ModelAllocation.parse(str(p.allocation)) == p.allocation
-    assert min(p.allocation.dp for p in plans) < 16, "16 sequences are few: c takes the other ranks"
+        assert p.allocation.dp * p.allocation.cp * p.allocation.tp * p.allocation.pp == 64
+        assert 32768 // p.allocation.cp >= 4096
+    short = plan(request(SMALL, 64, sequences=8, length=2048), top=100)
+    assert {p.allocation.cp for p in short} == {1}
+
+
+def test_virtual_stages_where_a_pipeline_would_wait():
+    """A pipeline that is needed for memory, and eight micro-batches of one long sequence each."""
+    asked = request(MIXTURE, 16, GPUS_80, sequences=64, length=32768)
+    best = plan(asked)[0]
+    assert best.allocation.pp > 1 and best.allocation.vpp > 1
+    plain = best.allocation.model_copy(update={"virtual_pipeline_parallel_size": 1})
+    assert step_cost(MIXTURE, plain, GPUS_80, best.job).bubble > 1.5 * best.cost.bubble
+    assert {p.allocation.vpp for p in plan(request(SMALL, 8), top=50) if p.allocation.pp == 1} == {1}
 
 
 def test_backends():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import ceil, prod
 
 from areal_like.alloc import AllocationError, ModelAllocation
+from areal_like.preflight.enumeration import CONTEXT_PIECE
 from areal_like.preflight.job import GIB, Job, Role
 from areal_like.preflight.legality import is_legal
 from areal_like.preflight.registry import Finding, example, rule
@@ -17,8 +18,6 @@ BYTES_A_PARAMETER = 18
 """Mixed-precision Adam without sharding: weight 2, gradient 4, master weight and two moments 12."""
 SMALL = 0.4
 """Share of a GPU that a model with its optimizer may take to count as small: the rest is for activations."""
-CONTEXT_PIECE = 4096
-"""Tokens of a sequence on one rank of c below which communication costs more than it saves."""
 
 
 @rule(
