@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from areal_like.config.fields import Section, key
 from areal_like.config.training import OptimizerConfig, TrainEngineConfig
 
+_NO_VALUES = "Predict a value for each token instead of the next token."
 _GRPO = "advantages are GRPO's: one for each answer, without a value model or a discount"
 
 
@@ -67,6 +68,7 @@ class RejectionSamplingConfig(Section):
 class ActorConfig(TrainEngineConfig):
     """The policy that is trained."""
 
+    is_critic: bool = key(False, _NO_VALUES, unsupported_unless=(False,), why="the actor draws tokens")
     temperature: float = key(
         1.0,
         "Logits are divided by it in the loss; it should be that of the rollouts.",
@@ -127,6 +129,7 @@ class ActorConfig(TrainEngineConfig):
 class RefConfig(TrainEngineConfig):
     """The frozen policy that the KL divergence is measured from."""
 
+    is_critic: bool = key(False, _NO_VALUES, unsupported_unless=(False,), why="the reference is a policy")
     backend: str = key("", "Engine and layout; the actor's when empty.", role="train", inherits="actor.backend")
     path: str = key("", "Weights; the actor's starting weights when empty.", inherits="actor.path")
     dtype: Literal["float32", "bfloat16"] = key(
@@ -140,6 +143,7 @@ class RefConfig(TrainEngineConfig):
 class CriticConfig(TrainEngineConfig):
     """A value model."""
 
+    is_critic: bool = key(True, "Predict a value for each token.", unsupported_unless=(True,), why="it is the critic")
     backend: str = key("", "Engine and layout; the actor's when empty.", role="train", inherits="actor.backend")
     path: str = key("", "Weights; the actor's starting weights when empty.", inherits="actor.path")
     ppo_n_minibatches: int = key(4, "Optimizer steps that one batch is divided into.", unit="steps", ge=1)

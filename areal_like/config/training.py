@@ -88,6 +88,7 @@ class TrainEngineConfig(Section):
     path: str = key(
         REQUIRED, "Hugging Face folder, name on the Hub, or `demo:` and the name of an embedded model.", min_length=1
     )
+    is_critic: bool = key(False, "Predict a value for each token instead of the next token; the head starts at 0.")
     init_from_scratch: bool = key(False, "Start from random weights of the same architecture.")
     disable_dropout: bool = key(False, "Train without dropout, whatever the model's configuration says.")
     gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass to save memory.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 _ENGINE = (
-    "attn_impl use_kernels is_critic pad_to_maximum grad_reduce_dtype optimizer_dtype fsdp archon offload lora_rank "
-    "lora_alpha target_modules peft_type enable_tree_training _version admin_api_key log_level request_timeout "
+    "attn_impl use_kernels pad_to_maximum grad_reduce_dtype optimizer_dtype fsdp archon offload "
+    "enable_tree_training _version admin_api_key log_level request_timeout "
     "setup_timeout"
 )
 
@@ -14,13 +14,12 @@ _NOT_HERE: dict[str, str] = {
     "RLConfig": "teacher dynamic_bs memory_profiler",
     "GenerationConfig": "skip_special_tokens lora_name use_beam_search",
     "MicroBatchConfig": "",
-    "OptimizerConfig": "offload initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+    "OptimizerConfig": "offload",
     "DDPConfig": "align_param_gather",
     "MegatronConfig": (
         "wrap_with_ddp use_torch_fsdp2 use_custom_fsdp overlap_param_gather_with_optimizer_step "
-        "use_precision_aware_optimizer main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype async_save "
-        "use_checkpoint_opt_param_scheduler distribute_saved_activations recompute_modules moe_shared_expert_overlap "
-        "moe_enable_deepep moe_permute_fusion use_mbridge_save use_bridge_for_update_weights"
+        "use_precision_aware_optimizer main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype "
+        "moe_enable_deepep use_mbridge_save use_bridge_for_update_weights"
     ),
     "TrainEngineConfig": _ENGINE,
     "ActorConfig": (

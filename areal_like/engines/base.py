@@ -36,10 +36,13 @@ class TokenOutputs:
     Attributes:
         log_probs: `[tokens]`, log-probability of each token given its predecessors; 0 at the first of a sequence.
         entropy: `[tokens]`, entropy in nats of the distribution each token was drawn from; None unless asked for.
+        values: `[tokens]`, of a value model alone: the value of the state in which each token was drawn (that of its
+            predecessors); 0 at the first of a sequence. Such a model has no distribution: `log_probs` is then empty.
     """
 
     log_probs: Tensor
     entropy: Tensor | None = None
+    values: Tensor | None = None
 
 
 class Loss(Protocol):

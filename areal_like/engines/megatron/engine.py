@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
 from areal_like.engines.megatron.random_states import RandomStates
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
+from areal_like.engines.megatron.values import attach_value_head, load_value_head, value_model_config
 from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
 from areal_like.engines.megatron.world import join_world, leave_world
 from areal_like.spec import ModelSpec, fp8_alignment, padding_multiples, stage_sizes
@@ -120,6 +121,8 @@ class MegatronEngine:
             determinism.verify(self.modules)
         if self.fp8 is not None:
             fp8.follow_groups(self.modules, self.groups)
+        if self.config.is_critic:
+            attach_value_head(self.modules, self.groups.collection.tp, self.device)
         if not self.config.init_from_scratch:
             self.load(self.path)
         self.adapters: list[Adapter] = []
@@ -132,7 +135,7 @@ class MegatronEngine:
         self.optimizer: Any = None
         if self.config.optimizer is None:
             fp8.forget_loaded_weights(self.modules)
-            self.passes = ModelPasses(self.modules, self.groups, vocab_size=self.bridge.vocab_size)
+            self.passes = self._passes(self.modules)
             return
         ddp = self.config.megatron.ddp
         distributed = shards_optimizer(ddp, self.config.optimizer)
@@ -148,7 +151,7 @@ class MegatronEngine:
             fp8=self.fp8,
         )
         self.schedule = create_schedule(self.optimizer, self.config.optimizer, self.total_steps)
-        self.passes = ModelPasses(self.chunks, self.groups, vocab_size=self.bridge.vocab_size)
+        self.passes = self._passes(self.chunks)
         self.passes.config.grad_scale_func = self.optimizer.scale_loss
         if ddp.overlap_grad_reduce:
             syncs = [chunk.no_sync for chunk in self.chunks]
@@ -165,6 +168,9 @@ class MegatronEngine:
         )
         if self.device_type == "cpu":
             cpu.install()
+
+    def _passes(self, chunks: Sequence[torch.nn.Module]) -> ModelPasses:
+        return ModelPasses(chunks, self.groups, vocab_size=self.bridge.vocab_size, is_value_model=self.config.is_critic)
 
     def train_batch(self, batch: PackedBatch, loss: Loss) -> dict[str, float]:
         if self.optimizer is None:
@@ -219,13 +225,15 @@ class MegatronEngine:
         self._gather_parameters()  # or a gather of the old weights would follow
         with fp8.whole_weights(self.modules) as written:
             self.bridge.load(self.modules, Path(path))
+        load_value_head(self.modules, Path(path))
         if getattr(self, "optimizer", None) is not None:
             self.optimizer.reload_model_params()
             fp8.set_main_weights(self.optimizer, written)
 
     def save(self, path: str | Path) -> None:
         self.offloader.require("save", "parameters")
-        save_hugging_face_folder(self.weights(), self.path, Path(path))
+        config = value_model_config if self.config.is_critic else None
+        save_hugging_face_folder(self.weights(), self.path, Path(path), config=config)
 
     def save_adapter(self, path: str | Path) -> None:
         self.offloader.require("save_adapter", "parameters")

@@ -30,8 +30,11 @@ def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor |
 class ModelPasses:
     """What runs micro-batches through the chunks of one model."""
 
-    def __init__(self, chunks: Sequence[torch.nn.Module], groups: ModelGroups, *, vocab_size: int) -> None:
+    def __init__(
+        self, chunks: Sequence[torch.nn.Module], groups: ModelGroups, *, vocab_size: int, is_value_model: bool = False
+    ) -> None:
         self.chunks, self.groups, self.vocab_size = list(chunks), groups, vocab_size
+        self.is_value_model = is_value_model
         self.config = cast(Any, self.chunks[0].config)
         pp = groups.mesh.size("pp")
         virtual = self.config.virtual_pipeline_model_parallel_size
@@ -58,6 +61,9 @@ class ModelPasses:
     ) -> TokenOutputs:
         """Log-probabilities (and entropies) of all tokens of `batch`, in its order, on every stage."""
         read = partial(self._read_tokens, temperature=temperature, entropy=entropy)
+        if self.is_value_model:
+            values = self._collect(micro_batches, self._read_values, batch, width=1)[:, 0]
+            return TokenOutputs(log_probs=values.new_empty(0), values=values)
         values = self._collect(micro_batches, read, batch, width=2)
         return TokenOutputs(log_probs=values[:, 0], entropy=values[:, 1] if entropy else None)
 
@@ -108,6 +114,9 @@ class ModelPasses:
     def _token_outputs(
         self, micro_batch: MicroBatch, logits: Tensor, temperature: float, entropy: bool
     ) -> TokenOutputs:
+        if self.is_value_model:
+            values = self._whole(micro_batch, logits.reshape(-1))
+            return TokenOutputs(log_probs=values.new_empty(0), values=values)
         log_probs, entropies = vocab_parallel_log_probs(
             logits.squeeze(0),
             micro_batch.labels,
@@ -130,7 +139,8 @@ class ModelPasses:
         outputs = self._token_outputs(micro_batch, logits, loss.temperature, loss.needs_entropy)
         if len(micro_batch.batch) == 0:
             # Another rank needs more micro-batches: take part in the communication, contribute nothing.
-            total, reported = outputs.log_probs.sum(), dict[str, Tensor]()
+            total = (outputs.log_probs if outputs.values is None else outputs.values).sum()
+            reported: dict[str, Tensor] = {}
         else:
             total, reported = loss(outputs, micro_batch.batch)
         figures = {"loss": total.detach(), **reported}
@@ -142,6 +152,9 @@ class ModelPasses:
         outputs = self._token_outputs(micro_batch, logits, temperature, entropy)
         second = outputs.entropy if outputs.entropy is not None else torch.zeros_like(outputs.log_probs)
         return torch.stack([outputs.log_probs, second], dim=1)
+
+    def _read_values(self, micro_batch: MicroBatch, values: Tensor, non_loss_data: bool = True) -> Tensor:
+        return self._whole(micro_batch, values.reshape(-1))[:, None]
 
     def _read_logits(self, micro_batch: MicroBatch, logits: Tensor, non_loss_data: bool = True) -> Tensor:
         group = self.groups.collection.tp

@@ -18,6 +18,7 @@ from torch import Tensor
 from areal_like.engines.base import WeightBucket
 from areal_like.engines.megatron.bridges.base import Bridge
 from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.engines.megatron.values import export_value_head
 
 __all__ = ["save_hugging_face_folder", "stream_tensors", "stream_weights", "write_folder"]
 
@@ -30,7 +31,12 @@ def stream_weights(
     bridge: Bridge, chunks: list[torch.nn.Module], groups: ModelGroups, *, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[WeightBucket]:
     """All weights under their Hugging Face names; see `stream_tensors`."""
-    return stream_tensors(lambda: bridge.export(chunks), groups, bucket_bytes=bucket_bytes)
+
+    def export() -> Iterator[tuple[str, Tensor]]:
+        yield from bridge.export(chunks)
+        yield from export_value_head(chunks)
+
+    return stream_tensors(export, groups, bucket_bytes=bucket_bytes)
 
 
 def stream_tensors(
@@ -96,12 +102,20 @@ def _receive(sender: int) -> dict[str, Tensor] | None:
     return bucket
 
 
-def save_hugging_face_folder(buckets: Iterator[WeightBucket], source: Path, target: Path) -> None:
+def save_hugging_face_folder(
+    buckets: Iterator[WeightBucket],
+    source: Path,
+    target: Path,
+    *,
+    config: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> None:
     """Write the stream as a Hugging Face folder, with the configuration and tokenizer files of `source`.
+
+    `config` makes the model's `config.json` from that of `source`; None leaves it as it is.
 
     See `write_folder`: the folder appears whole or not at all.
     """
-    write_folder(buckets, target, lambda folder: _write(buckets, source, folder))
+    write_folder(buckets, target, lambda folder: _write(buckets, source, folder, config))
 
 
 def write_folder(buckets: Iterator[WeightBucket], target: Path, write: Callable[[Path], None]) -> None:
@@ -137,7 +151,12 @@ def write_folder(buckets: Iterator[WeightBucket], target: Path, write: Callable[
         raise OSError(f"saving {target} failed and left nothing there: {failure}") from failure
 
 
-def _write(buckets: Iterator[WeightBucket], source: Path, folder: Path) -> None:
+def _write(
+    buckets: Iterator[WeightBucket],
+    source: Path,
+    folder: Path,
+    config: Callable[[dict[str, Any]], dict[str, Any]] | None,
+) -> None:
     shards: list[tuple[str, list[str], int]] = []
     pending: dict[str, Tensor] = {}
     size = 0
@@ -167,6 +186,9 @@ def _write(buckets: Iterator[WeightBucket], source: Path, folder: Path) -> None:
         for file in source.glob(pattern):
             if file.name != "model.safetensors.index.json":
                 shutil.copyfile(file, folder / file.name)
+    if config is not None:
+        written = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(config(written), indent=2))
 
 
 def _replace(temporary: Path, target: Path) -> None:

@@ -157,6 +157,11 @@ class Ranks:
         entropy = None if outputs[0].entropy is None else dispatch.collect([o.entropy for o in outputs])
         return dispatch.collect([o.log_probs for o in outputs]), entropy
 
+    def values(self, batch: PackedBatch) -> torch.Tensor:
+        dispatch = scatter(batch, self.mesh)
+        outputs = self.group.call_each("do", [("forward", shard) for shard in dispatch.shards])
+        return dispatch.collect([o.values for o in outputs])
+
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: t for bucket in self.group.stream("weights") for name, t in bucket.tensors.items()}
 

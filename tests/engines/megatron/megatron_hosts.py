@@ -226,6 +226,14 @@ class EngineHost:
 
 
 @dataclass(frozen=True)
+class ReturnLoss(SFTLoss):
+    """Squared distance of values from given returns."""
+
+    def __call__(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return ((outputs.values - batch.tokens["returns"]).square() * batch.tokens["loss_mask"]).sum(), {}
+
+
+@dataclass(frozen=True)
 class DyingLoss(SFTLoss):
     """The process of one rank is killed when its loss is asked for: in the middle of a step."""
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from areal_like.engines.megatron.bridges.base import CheckpointError
 from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
-from areal_like.engines.megatron.bridges.names import canonical_name
+from areal_like.engines.megatron.bridges.names import VALUE_HEAD, canonical_name
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.process_groups import ModelGroups
@@ -165,6 +165,8 @@ class MBridge:
         layers = chunk_layers(self.stages, self.groups.mesh.size("pp"), here.pp)
         for chunk, its_layers in zip(chunks, layers, strict=True):
             for name, parameter in chunk.named_parameters():
+                if name == VALUE_HEAD:
+                    continue
                 yield (
                     canonical_name(
                         name,

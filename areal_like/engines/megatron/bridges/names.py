@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["canonical_name"]
+__all__ = ["VALUE_HEAD", "canonical_name"]
+
+VALUE_HEAD = "output_layer.score"
+"""A value model's own parameter (`values.ValueHead`), which no bridge knows."""
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _LOCAL_EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
