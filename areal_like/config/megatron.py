@@ -41,12 +41,12 @@ class FP8Config(Section):
         " values or 128 x 128 weights, mxfp8 one for 32 values (Blackwell).",
     )
     param: bool = key(False, "Keep the parameters themselves in FP8; the optimizer's float32 copies stay.")
-    margin: int = key(0, "recipe delayed: scales leave this many powers of two of headroom.", ge=0)
-    amax_history_len: int = key(1024, "recipe delayed: past steps whose largest values are kept.", unit="steps", ge=1)
+    margin: int = key(0, "Recipe delayed: scales leave this many powers of two of headroom.", ge=0)
+    amax_history_len: int = key(1024, "Recipe delayed: past steps whose largest values are kept.", unit="steps", ge=1)
     amax_compute_algo: Literal["max", "most_recent"] = key(
-        "max", "recipe delayed: which of the past largest values sets the scale."
+        "max", "Recipe delayed: which of the past largest values sets the scale."
     )
-    wgrad: bool = key(True, "recipe delayed: weight gradients in FP8 too.")
+    wgrad: bool = key(True, "Recipe delayed: weight gradients in FP8 too.")
     dot_product_attention: bool = key(
         False,
         "Attention in FP8.",
@@ -64,7 +64,7 @@ class FP8Config(Section):
         "Read and write FP8 checkpoints without dequantising.",
         no_effect="checkpoints and weight transfers are bfloat16",
     )
-    tp_only_amax_red: bool = key(False, "recipe delayed: largest values are shared by tensor-parallel ranks alone.")
+    tp_only_amax_red: bool = key(False, "Recipe delayed: largest values are shared by tensor-parallel ranks alone.")
     first_last_layers_bf16: bool = key(False, "Keep the outermost layers in bfloat16.")
     num_layers_at_start_in_bf16: int = key(1, "With first_last_layers_bf16: layers at the start.", unit="layers", ge=0)
     num_layers_at_end_in_bf16: int = key(1, "With first_last_layers_bf16: layers at the end.", unit="layers", ge=0)
