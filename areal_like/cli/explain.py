@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--rollout-sequences", type=positive, default=256, help="generated at once by a replica (256)")
     command.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     command.add_argument("--recompute-layers", type=positive, default=1, help="layers of a recomputed group (1)")
-    command.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    command.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     command.add_argument("--optimizer", choices=("adam", "sgd", "none"), default="adam")
     add_pipeline_layout(command)
     command.add_argument(

@@ -25,7 +25,9 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--bridge", choices=("mbridge",), default="mbridge", help="what converts the weights")
     command.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="type to train in (default: float32; with --fp8 bfloat16)"
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="type to train in (default: float32; with --fp8 bfloat16)",
     )
     command.add_argument(
         "--fp8",

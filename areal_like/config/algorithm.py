@@ -132,7 +132,7 @@ class RefConfig(TrainEngineConfig):
     is_critic: bool = key(False, _NO_VALUES, unsupported_unless=(False,), why="the reference is a policy")
     backend: str = key("", "Engine and layout; the actor's when empty.", role="train", inherits="actor.backend")
     path: str = key("", "Weights; the actor's starting weights when empty.", inherits="actor.path")
-    dtype: Literal["float32", "bfloat16"] = key(
+    dtype: Literal["float32", "bfloat16", "float16"] = key(
         "bfloat16", "Type of parameters and arithmetic.", inherits="actor.dtype"
     )
     optimizer: OptimizerConfig | None = key(

@@ -96,6 +96,11 @@ LEGACY: tuple[Legacy, ...] = (
         "sglang:d4+megatron:d4 is rollout.backend: sglang:d4 and actor.backend: megatron:d4",
     ),
     Legacy("launcher", "gone: nothing is launched outside the run", "remove the section"),
+    Legacy(
+        "moe_enable_deepep",
+        "said by the dispatcher here",
+        "write {role}.megatron.moe_token_dispatcher_type: flex, which is DeepEP, and remove the key",
+    ),
     Legacy("async_training", "replaced by rollout.max_head_offpolicyness", "0 is synchronous"),
     Legacy("dataset_kwargs", "named kwargs here", "write kwargs: {{...}}"),
     Legacy("actor.group_size", "said once, for sampling and for advantages", "write gconfig.n_samples: {value}"),

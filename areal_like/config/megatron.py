@@ -6,6 +6,8 @@ from typing import Literal
 
 from areal_like.config.fields import Section, key
 
+RecomputedPart = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
+
 
 class DDPConfig(Section):
     """Megatron-Core's gradient buffers and data-parallel communication."""
@@ -96,29 +98,44 @@ class MegatronConfig(Section):
         "uniform", "Which layers are recomputed: groups of equal size, or the first layers of a stage."
     )
     recompute_num_layers: int | None = key(1, "Layers of one recomputed group or block.", unit="layers", ge=1)
-    recompute_modules: tuple[str, ...] | None = key(
-        None, "With granularity selective: what is recomputed; null takes core_attn.", strict=False, min_length=1
+    recompute_modules: tuple[RecomputedPart, ...] | None = key(
+        None,
+        "With granularity selective: core_attn, mlp, moe, moe_act, shared_experts, layernorm, mla_up_proj; null takes"
+        " core_attn.",
+        strict=False,
+        min_length=1,
     )
     distribute_saved_activations: bool = key(
-        False, "With full recomputation: split what is saved over tensor-parallel ranks."
+        False,
+        "With full recomputation: split what is saved over tensor-parallel ranks.",
+        unsupported_unless=(False,),
+        why="with t above 1 sequences are split over these ranks, and what is saved with them",
     )
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = key(
-        "alltoall", "How tokens reach the ranks of their experts."
+        "alltoall",
+        "How tokens reach the ranks of their experts. allgather pads the micro-batches of data-parallel ranks to one"
+        " length; flex is DeepEP.",
     )
-    moe_grouped_gemm: bool = key(True, "On GPUs: one kernel for all experts of a rank instead of one an expert.")
-    moe_permute_fusion: bool = key(True, "On GPUs: one kernel for sorting tokens by expert.")
-    moe_router_fusion: bool = key(False, "On GPUs: one kernel for the router's softmax and choice.")
-    moe_shared_expert_overlap: bool = key(False, "Compute shared experts while tokens travel.")
+    moe_grouped_gemm: bool | None = key(
+        None, "One kernel for all experts of a rank (TransformerEngine); null is true where it is installed."
+    )
+    moe_permute_fusion: bool | None = key(
+        None, "One kernel for sorting tokens by expert (TransformerEngine); null is true where it is installed."
+    )
+    moe_router_fusion: bool = key(False, "One kernel for the router's softmax and choice (TransformerEngine).")
+    moe_shared_expert_overlap: bool = key(False, "Compute shared experts while tokens travel (alltoall).")
     moe_router_dtype: Literal["fp32", "fp64"] | None = key(
         "fp32", "Type of the router's arithmetic; null takes that of the model."
     )
     moe_router_load_balancing_type: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = key(
-        "none", "How tokens are kept spread over the experts in training; none leaves the router as it is."
+        "none",
+        "A loss that keeps tokens spread over the experts: aux_loss (of a micro-batch) or global_aux_loss (shares of"
+        " the global batch); none adds no loss. seq_aux_loss and sinkhorn are refused.",
     )
     moe_aux_loss_coeff: float = key(0.0, "Factor of the load-balancing loss.", ge=0.0)
     moe_z_loss_coeff: float | None = key(None, "Factor of the loss on large router scores; null adds none.", gt=0.0)
     moe_router_bias_update_rate: float = key(
-        0.0, "Step of the expert bias that balances the load without a loss (DeepSeek-V3); 0 has no bias.", ge=0.0
+        0.0, "Step of the expert bias that balances the load without a loss (arXiv 2408.15664); 0 has no bias.", ge=0.0
     )
     use_deterministic_algorithms: bool = key(False, "The same batch gives the same bits again.")
     fp8_config: FP8Config | None = key(None, "Matrix products in FP8; null computes in `dtype`.")

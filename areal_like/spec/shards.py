@@ -240,7 +240,7 @@ def optimizer_elements(
     bucket_size: int | None = None,
     layout: Split = None,
 ) -> int:
-    """Elements whose optimizer state a rank keeps: of each of Adam's moments, and of the float32 copy in bfloat16."""
+    """Elements whose optimizer state a rank keeps: of each of Adam's moments, and of the float32 copy of 16 bits."""
     mesh = allocation.mesh()
     total = 0
     for buffer in buffers(spec, allocation, rank, distributed=distributed, bucket_size=bucket_size, layout=layout):

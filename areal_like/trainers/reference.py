@@ -25,6 +25,8 @@ class ReferenceModel:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         self.model = model.to(self.device)
         self.clip = optimizer.gradient_clipping
+        # Small gradients would round to zero in float16: there the loss is multiplied by it, and gradients divided.
+        self.loss_scale = optimizer.initial_loss_scale if dtype is torch.float16 else 1.0
         # AdamW keeps float32 copies of lower-precision weights, as mixed-precision training does.
         self.master = {n: p.detach().float().clone().requires_grad_(True) for n, p in self.model.named_parameters()}
         decayed = [p for p in self.master.values() if p.ndim > 1]
@@ -52,10 +54,11 @@ class ReferenceModel:
             log_probs = self._sequence_logits(ids)[:-1].log_softmax(-1)
             chosen = log_probs.gather(1, ids[1:, None].to(self.device))[:, 0]
             loss = -(chosen * mask[1:].to(self.device)).sum() / weight
-            loss.backward()
+            (loss * self.loss_scale).backward()
             total += float(loss.detach())
         for name, parameter in self.model.named_parameters():
-            self.master[name].grad = parameter.grad.float() if parameter.grad is not None else None
+            gradient = parameter.grad
+            self.master[name].grad = None if gradient is None else gradient.float() / self.loss_scale
         norm = torch.nn.utils.clip_grad_norm_(self.master.values(), self.clip)
         self.optimizer.step()
         with torch.no_grad():

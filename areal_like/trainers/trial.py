@@ -31,8 +31,9 @@ from areal_like.trainers.tiny_models import TINY_MODELS, make_tiny_model
 
 __all__ = ["StepDifferences", "TrialReport", "run_trial"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-OPTIMIZER = OptimizerConfig(lr=5e-4, weight_decay=0.01, warmup_steps_proportion=0.0)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# With float16 no step is to be skipped while the engine looks for a loss scale.
+OPTIMIZER = OptimizerConfig(lr=5e-4, weight_decay=0.01, warmup_steps_proportion=0.0, initial_loss_scale=2.0**10)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ TOLERANCES = {
     # With experts, a token whose router scores nearly tie goes to another one: single logits differ much.
     "bfloat16": Tolerance(logits=1.0, loss=2e-3, grad_norm=2e-2, weights=1e-2),
     "fp8": Tolerance(logits=2.0, loss=2e-2, grad_norm=1e-1, weights=1e-2),
+    # float16 has 11 significant bits: an eighth of bfloat16's rounding, and nearly tied routers again.
+    "float16": Tolerance(logits=0.25, loss=5e-4, grad_norm=5e-3, weights=2e-3),
 }
 
 
@@ -156,7 +159,7 @@ def run_trial(
         text: an allocation string of a training backend.
         model: "tiny-dense", "tiny-moe", or a Hugging Face folder.
         bridge: `bridge_type` of the Megatron engine.
-        dtype: "float32" or "bfloat16".
+        dtype: "float32", "bfloat16" or "float16".
         steps: optimizer steps.
         device: "cpu" (gloo), "cuda", or "auto": GPUs when there are as many as ranks.
         fp8: recipe of FP8 products, with dtype "bfloat16"; None for none.
@@ -193,7 +196,7 @@ def _config(
     return TrainEngineConfig(
         backend=str(allocation),
         path=str(path),
-        dtype=cast(Literal["float32", "bfloat16"], dtype),
+        dtype=cast(Literal["float32", "bfloat16", "float16"], dtype),
         mb_spec=MicroBatchConfig(max_tokens_per_mb=-(-96 // padding) * padding if fp8 else 96),
         optimizer=OPTIMIZER,
         megatron=MegatronConfig(

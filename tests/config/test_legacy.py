@@ -108,7 +108,7 @@ SEEDS = [
     ("actor_rollout_ref.actor.optim.lr", 2e-6, "actor.optimizer.lr: 2e-06"),
     ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 4, "actor.mb_spec.max_tokens_per_mb"),
     ("actor_rollout_ref.actor.ppo_mini_batch_size", 64, "train_dataset.batch_size / 64"),
-    ("actor_rollout_ref.actor.megatron.override_transformer_config.fp16", True, "float32 or bfloat16"),
+    ("actor_rollout_ref.actor.megatron.override_transformer_config.fp16", True, "actor.dtype"),
     (
         "actor_rollout_ref.actor.megatron.override_transformer_config.moe_token_dispatcher_type",
         "flex",

@@ -18,7 +18,16 @@ SIZES = {
 }
 """Letters of the language and the fields of `ModelAllocation`."""
 
-DTYPE = one_of({"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"})
+DTYPE = one_of(
+    {
+        "bfloat16": "bfloat16",
+        "bf16": "bfloat16",
+        "float16": "float16",
+        "fp16": "float16",
+        "float32": "float32",
+        "fp32": "float32",
+    }
+)
 KL = one_of({"low_var_kl": "k3", "kl": "k1", "mse": "k2", "k1": "k1", "k2": "k2", "k3": "k3"})
 """verl's names of the estimators; it takes those of the paper as well."""
 SCHEDULE = one_of({"constant": "constant", "linear": "linear", "cosine": "cosine"})
@@ -52,6 +61,15 @@ def opposite(value: Any) -> Any:
 def as_float(value: Any) -> Any:
     """A whole number as a float; anything else as it is, for the schema to judge."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value
+
+
+def as_list(value: Any) -> Any:
+    """Words of a flag that takes several."""
+    return value.split() if isinstance(value, str) else value
+
+
+def joined(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def usable_name(value: Any) -> Any:

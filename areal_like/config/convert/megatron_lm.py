@@ -8,6 +8,7 @@ from typing import Any
 from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.common import check_sequence_parallel, group_norm, minibatches, put_correction, whole
 from areal_like.config.convert.draft import Draft, Given, Source, read_rows
+from areal_like.config.convert.experts import put_expert_bias
 from areal_like.config.convert.megatron_lm_keys import IGNORED, MODEL, ROWS, SIZES
 from areal_like.config.findings import COMMAND_LINE, ConfigError, Findings, Place
 
@@ -166,8 +167,14 @@ def _precision(source: Source, draft: Draft) -> None:
     bf16 = source.take("bf16")
     if bf16 is not None and bf16.value is True:
         draft.put("actor.dtype", "bfloat16", bf16)
-    elif not source.has("fp16"):
-        draft.put_default("actor.dtype", "float32")
+    fp16 = source.take("fp16")
+    if fp16 is not None and fp16.value is True:
+        draft.put("actor.dtype", "float16", fp16)
+    draft.put_default("actor.dtype", "float32")
+    put_expert_bias(draft, "moe-router-enable-expert-bias", "moe-router-bias-update-rate")
+    factor = draft.origin.get("actor.megatron.moe_aux_loss_coeff")
+    if factor is not None and factor.value:
+        draft.put_default("actor.megatron.moe_router_load_balancing_type", "aux_loss")
     if source.take("recompute-activations") is not None:
         draft.put("actor.megatron.recompute_granularity", "selective", source.given["recompute-activations"])
     recompute = draft.origin.get("actor.megatron.recompute_granularity")

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from areal_like.config.convert.common import KL_IN_LOSS, SCHEDULE, Sizes, never_as, off_as
+from areal_like.config.convert.common import (
+    KL_IN_LOSS,
+    SCHEDULE,
+    Sizes,
+    as_float,
+    as_list,
+    joined,
+    never_as,
+    off_as,
+)
 from areal_like.config.convert.draft import Row, one_of
+from areal_like.config.convert.experts import moe_rows
 
 SIZES = Sizes(
     {
@@ -43,8 +53,17 @@ ROWS: tuple[Row, ...] = (
     Row("recompute-granularity", "actor.megatron.recompute_granularity", None, *_GRANULARITY),
     Row("recompute-method", "actor.megatron.recompute_method"),
     Row("recompute-num-layers", "actor.megatron.recompute_num_layers"),
-    Row("moe-token-dispatcher-type", "actor.megatron.moe_token_dispatcher_type", "allgather"),
-    Row("moe-router-dtype", "actor.megatron.moe_router_dtype"),
+    Row("recompute-modules", "actor.megatron.recompute_modules", None, as_list, joined),
+    *moe_rows(
+        lambda name: name.replace("_", "-"),
+        {"moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "aux_loss"},
+    ),
+    Row("initial-loss-scale", "actor.optimizer.initial_loss_scale", None, as_float),
+    Row("min-loss-scale", "actor.optimizer.min_loss_scale", 1.0, as_float),
+    Row("loss-scale-window", "actor.optimizer.loss_scale_window", 1000),
+    Row("hysteresis", "actor.optimizer.hysteresis", 2),
+    Row("loss-scale", note="the loss scale is always found while training"),
+    Row("distribute-saved-activations", default=False, note="with t above 1 what is saved is split already"),
     Row("deterministic-mode", "actor.megatron.use_deterministic_algorithms", False),
     Row("grpo-prompts-per-step", "train_dataset.batch_size", 32, fill=True),
     Row("grpo-group-size", "gconfig.n_samples", 2, fill=True),
@@ -83,7 +102,6 @@ ROWS: tuple[Row, ...] = (
         note="the optimizer's step is computed where the model is; actor.megatron.optimizer_offload moves its states"
         " between steps",
     ),
-    Row("fp16", default=False, note="this version trains in float32 or bfloat16"),
 )
 """Flags that go over one by one; `megatron_lm` reads the rest."""
 

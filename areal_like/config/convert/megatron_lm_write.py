@@ -6,6 +6,7 @@ import shlex
 
 from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.draft import Draft, Given, Source
+from areal_like.config.convert.experts import write_expert_bias
 from areal_like.config.convert.megatron_lm_keys import ROWS, SIZES
 from areal_like.config.convert.ours import fixed_there, write_rows
 
@@ -57,8 +58,9 @@ def _write_rollout(source: Source, draft: Draft) -> None:
 
 def _write_training(source: Source, draft: Draft) -> None:
     dtype = source.take("actor.dtype")
-    if dtype is not None and dtype.value == "bfloat16":
-        draft.put("bf16", True, dtype)
+    if dtype is not None and dtype.value != "float32":
+        draft.put({"bfloat16": "bf16", "float16": "fp16"}[dtype.value], True, dtype)
+    write_expert_bias(draft, "moe-router-enable-expert-bias", "moe-router-bias-update-rate")
     draft.put("perform-rl-step", True, Given("actor", None, source.place))
     low, high = source.take("actor.eps_clip"), source.take("actor.eps_clip_higher")
     if low is not None:
@@ -92,7 +94,7 @@ def _write_training(source: Source, draft: Draft) -> None:
         if length is None:
             draft.put("seq-length", budget.value, budget)
     if not source.value("actor.gradient_checkpointing"):
-        for flag in ("recompute-granularity", "recompute-method", "recompute-num-layers"):
+        for flag in ("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"):
             draft.values.pop(flag, None)
     if source.value("actor.disable_dropout"):
         draft.values |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from areal_like.config.convert.common import DTYPE, KL_IN_LOSS, SCHEDULE, Sizes, as_float, never_as, off_as
 from areal_like.config.convert.draft import Row, one_of
+from areal_like.config.convert.experts import moe_rows
 
 M = "policy.megatron_cfg"
 _TOP_K = off_as(None, 0)
@@ -70,7 +71,7 @@ ROWS: tuple[Row, ...] = (
     Row(f"{M}.optimizer.adam_eps", "actor.optimizer.eps", 1e-8),
     Row(f"{M}.optimizer.sgd_momentum", default=0.9, note="sgd has no momentum here"),
     Row(f"{M}.optimizer.bf16", default=True, note="actor.dtype says it"),
-    Row(f"{M}.optimizer.fp16", default=False, note="this version trains in float32 or bfloat16"),
+    Row(f"{M}.optimizer.fp16", default=False, note="actor.dtype says it"),
     Row(f"{M}.optimizer.params_dtype", default="float32", note="the optimizer's own parameters are float32"),
     Row(f"{M}.optimizer.use_distributed_optimizer", "actor.megatron.ddp.use_distributed_optimizer", True),
     Row(f"{M}.optimizer.use_precision_aware_optimizer", default=True, note="the optimizer's state is float32"),
@@ -90,12 +91,21 @@ ROWS: tuple[Row, ...] = (
         f"{M}.distributed_data_parallel_config.use_custom_fsdp", default=False, note="the engine is Megatron-Core's own"
     ),
     Row(f"{M}.activation_checkpointing", "actor.gradient_checkpointing", False),
-    Row(f"{M}.moe_router_dtype", "actor.megatron.moe_router_dtype", "fp64", fill=True),
-    Row(f"{M}.moe_token_dispatcher_type", "actor.megatron.moe_token_dispatcher_type", "allgather"),
+    *moe_rows(
+        lambda name: f"{M}.{name}",
+        {
+            "moe_router_dtype": "fp64",
+            "moe_token_dispatcher_type": "allgather",
+            "moe_router_load_balancing_type": "none",
+            "moe_permute_fusion": False,
+            "moe_shared_expert_overlap": False,
+        },
+        fill=("moe_router_dtype",),
+    ),
+    Row(f"{M}.moe_router_bias_update_rate", "actor.megatron.moe_router_bias_update_rate", 0.0),
     Row(f"{M}.converter_type", default="Qwen2ForCausalLM", note="the model's folder says its architecture"),
     Row(f"{M}.pipeline_dtype", default="bfloat16", note="actor.dtype says it"),
     Row(f"{M}.freeze_moe_router", default=True, note="all weights are trained"),
-    Row(f"{M}.moe_router_load_balancing_type", default="none", note="no load-balancing loss is added"),
     Row(f"{M}.empty_unused_memory_level", default=1, note="unused memory is given back whenever a model is offloaded"),
     Row("policy.dtensor_cfg.activation_checkpointing", "actor.gradient_checkpointing"),
     Row("policy.generation.max_new_tokens", "gconfig.max_new_tokens", 512, fill=True),

@@ -15,6 +15,7 @@ from areal_like.config.convert.common import (
     whole,
 )
 from areal_like.config.convert.draft import Draft, Given, NoCounterpart, Source, read_rest, read_rows
+from areal_like.config.convert.experts import put_expert_bias
 from areal_like.config.convert.verl_keys import ROWS, SECTIONS, R, megatron_sizes
 
 DEFAULTS: dict[str, Any] = {row.theirs: row.default for row in ROWS} | {
@@ -220,6 +221,5 @@ def _optimizer(source: Source, draft: Draft) -> None:
     if recompute is not None:
         draft.put("actor.gradient_checkpointing", True, recompute)
         draft.put("actor.megatron.recompute_granularity", recompute.value, recompute)
-    modules = source.take(f"{R}.actor.megatron.override_transformer_config.recompute_modules")
-    if modules is not None and modules.value != ["core_attn"]:
-        draft.left_out(modules, "selective recomputation takes the core attention alone")
+    prefix = f"{R}.actor.megatron.override_transformer_config"
+    put_expert_bias(draft, f"{prefix}.moe_router_enable_expert_bias", f"{prefix}.moe_router_bias_update_rate")

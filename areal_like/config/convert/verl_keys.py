@@ -12,6 +12,7 @@ from areal_like.config.convert.common import (
     usable_name,
 )
 from areal_like.config.convert.draft import Row, one_of
+from areal_like.config.convert.experts import moe_rows
 
 R = "actor_rollout_ref"
 _TRANSFORMER = f"{R}.actor.megatron.override_transformer_config"
@@ -112,10 +113,10 @@ ROWS: tuple[Row, ...] = (
     Row(f"{_DDP}.check_for_nan_in_grad", "actor.megatron.ddp.check_for_nan_in_grad"),
     Row(f"{_TRANSFORMER}.recompute_method", "actor.megatron.recompute_method"),
     Row(f"{_TRANSFORMER}.recompute_num_layers", "actor.megatron.recompute_num_layers"),
-    Row(f"{_TRANSFORMER}.moe_token_dispatcher_type", "actor.megatron.moe_token_dispatcher_type"),
-    Row(f"{_TRANSFORMER}.moe_router_dtype", "actor.megatron.moe_router_dtype"),
+    Row(f"{_TRANSFORMER}.recompute_modules", "actor.megatron.recompute_modules"),
+    *moe_rows(lambda name: f"{_TRANSFORMER}.{name}", {}),
     Row(f"{_TRANSFORMER}.deterministic_mode", "actor.megatron.use_deterministic_algorithms"),
-    Row(f"{_TRANSFORMER}.fp16", default=False, note="this version trains in float32 or bfloat16"),
+    Row(f"{_TRANSFORMER}.fp16", default=False, note="actor.dtype says it"),
     Row(f"{_TRANSFORMER}.bf16", default=True, note="actor.dtype says it"),
     Row(f"{_TRANSFORMER}.attention_backend", default="flash", note="the engine chooses its attention"),
     Row(f"{_TRANSFORMER}.masked_softmax_fusion", default=True, note="kernels are the engine's choice"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from areal_like.alloc import ModelAllocation
 from areal_like.config.convert.draft import Draft, Given, Source, read_rest
+from areal_like.config.convert.experts import write_expert_bias
 from areal_like.config.convert.ours import fixed_there, together, write_rows
 from areal_like.config.convert.verl_keys import ROWS, R, megatron_sizes
 
@@ -177,8 +178,9 @@ def _optimizer(source: Source, draft: Draft) -> None:
     recompute = source.take("actor.gradient_checkpointing")
     granularity = source.take("actor.megatron.recompute_granularity")
     prefix = f"{R}.actor.megatron.override_transformer_config"
+    write_expert_bias(draft, f"{prefix}.moe_router_enable_expert_bias", f"{prefix}.moe_router_bias_update_rate")
     if recompute is not None and recompute.value and granularity is not None:
         draft.put(f"{prefix}.recompute_granularity", granularity.value, recompute)
     else:
-        for key in ("recompute_method", "recompute_num_layers"):
+        for key in ("recompute_method", "recompute_num_layers", "recompute_modules"):
             draft.values.pop(f"{prefix}.{key}", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ from areal_like.engines.megatron.checkpoint import Checkpointer
 from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
+from areal_like.engines.megatron.moe import MoEOptions
 from areal_like.engines.megatron.offload import PARTS, Offloader
 from areal_like.engines.megatron.optimizer import (
     create_optimizer,
     create_schedule,
+    loss_scale_figure,
     shards_optimizer,
     wrap_for_data_parallel,
 )
@@ -37,7 +40,7 @@ from areal_like.spec import ModelSpec, fp8_alignment, padding_multiples, stage_s
 
 __all__ = ["MegatronEngine"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class MegatronEngine:
@@ -114,8 +117,8 @@ class MegatronEngine:
         chunks = self.bridge.build()
         if self.device_type == "cpu":
             cpu.install()  # building imports more of Megatron
-        if self.dtype is torch.bfloat16:
-            chunks = [chunk.bfloat16() for chunk in chunks]
+        if self.dtype is not torch.float32:
+            chunks = [chunk.to(self.dtype) for chunk in chunks]
         self.modules = chunks
         if self.config.megatron.use_deterministic_algorithms:
             determinism.verify(self.modules)
@@ -123,6 +126,7 @@ class MegatronEngine:
             fp8.follow_groups(self.modules, self.groups)
         if self.config.is_critic:
             attach_value_head(self.modules, self.groups.collection.tp, self.device)
+        self.moe = MoEOptions(self.modules, self.groups, self.config.megatron) if spec.is_moe else None
         if not self.config.init_from_scratch:
             self.load(self.path)
         self.adapters: list[Adapter] = []
@@ -181,14 +185,20 @@ class MegatronEngine:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         micro_batches = self._micro_batches(batch)
+        if self.moe is not None:
+            self.moe.start_step(micro_batches)
         with self.random:
             figures = self.passes.gradients(micro_batches, loss)
+        if self.moe is not None:
+            figures |= self.moe.figures()
         learning_rate = self.optimizer.param_groups[0]["lr"]
+        figures |= loss_scale_figure(self.optimizer, self.dtype)
         updated, grad_norm, _ = self.optimizer.step()
-        self.schedule.step(1)
+        if updated:  # as in Megatron-LM: a step that was skipped is no step of the schedule
+            self.schedule.step(1)
         return {
             **figures,
-            "grad_norm": float(grad_norm),
+            "grad_norm": math.inf if grad_norm is None else float(grad_norm),
             "learning_rate": float(learning_rate),
             "micro_batches": float(len(micro_batches)),
             "updated": float(updated),
@@ -288,6 +298,7 @@ class MegatronEngine:
             max_tokens=spec.max_tokens_per_mb,
             at_least=spec.n_mbs or 1,
             multiple_of=self.allocation.pp if self.allocation.vpp > 1 else 1,
+            same_length=self.moe is not None and self.moe.needs_same_length,
             padding=Padding(*padding_multiples(self.allocation.tp, self.allocation.cp, block)),
             data_parallel_group=self.groups.collection.dp,
             context_parallel_group=self.groups.collection.cp,

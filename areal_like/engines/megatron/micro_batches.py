@@ -54,6 +54,13 @@ class MicroBatch:
     packed: PackedSeqParams
     places: Tensor
 
+    def padding_mask(self, cp: int, rank: int) -> Tensor:
+        """bool `[1, local tokens]`, True at padding, of this rank's part of a row over `cp` ranks."""
+        local = self.input_ids.shape[1]
+        gathered = torch.ones(cp * local, dtype=torch.bool, device=self.input_ids.device)
+        gathered[self.places] = False
+        return gathered.view(cp, local)[rank : rank + 1]
+
     def to_tokens(self, next_token_values: Tensor) -> Tensor:
         """From values about the next token `[gathered tokens]` to values about each token `[tokens]`; 0 at a first."""
         tokens = self.batch.input_ids.numel()
@@ -70,6 +77,7 @@ def make_micro_batches(
     max_tokens: int | None,
     at_least: int,
     multiple_of: int = 1,
+    same_length: bool = False,
     padding: Padding = Padding(),
     data_parallel_group: dist.ProcessGroup,
     context_parallel_group: dist.ProcessGroup | None = None,
@@ -82,6 +90,7 @@ def make_micro_batches(
         max_tokens: token budget of a micro-batch (of all context-parallel ranks together); None for no limit.
         at_least: fewest micro-batches.
         multiple_of: the number of micro-batches is a multiple of it (interleaved pipelines).
+        same_length: pad micro-batches that run at the same time to one length on all data-parallel ranks.
 
     Raises:
         SequenceTooLong: one sequence exceeds the budget (on every rank, so that none waits for another).
@@ -104,12 +113,25 @@ def make_micro_batches(
     dist.all_reduce(final, op=dist.ReduceOp.MAX, group=data_parallel_group)
     if int(final) > len(bins):
         bins += [[] for _ in range(int(final) - len(bins))]
-    return [_micro_batch(batch.select(b), b, padding, context_parallel_group, device, local_attention) for b in bins]
+    rows = torch.tensor([_row_length([lengths[i] for i in b], padding) for b in bins], device=device)
+    if same_length:
+        dist.all_reduce(rows, op=dist.ReduceOp.MAX, group=data_parallel_group)
+    return [
+        _micro_batch(batch.select(b), b, row, padding, context_parallel_group, device, local_attention)
+        for b, row in zip(bins, rows.tolist(), strict=True)
+    ]
+
+
+def _row_length(lengths: list[int], padding: Padding) -> int:
+    """Tokens of a packed row, padding included; a row is never empty."""
+    tokens = sum(padded_length(n, padding.sequence) for n in lengths if n > 0)
+    return max(padded_length(tokens, padding.micro_batch), padding.micro_batch)
 
 
 def _micro_batch(
     batch: PackedBatch,
     indices: list[int],
+    row_length: int,
     padding: Padding,
     context_parallel_group: dist.ProcessGroup | None,
     device: torch.device,
@@ -120,8 +142,7 @@ def _micro_batch(
     cp, rank = (1, 0) if group is None else (group.size(), group.rank())
     real = [n for n in batch.lengths if n > 0]
     padded = [padded_length(n, padding.sequence) for n in real]
-    total = max(padded_length(sum(padded), padding.micro_batch), padding.micro_batch)
-    if filling := total - sum(padded):
+    if filling := row_length - sum(padded):
         real, padded = [*real, 0], [*padded, filling]
     rows = torch.cat([torch.arange(n) for n in padded])
     starts = torch.tensor([0, *padded]).cumsum(0)

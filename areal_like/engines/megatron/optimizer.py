@@ -11,9 +11,10 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from areal_like.config import DDPConfig, FP8Config, OptimizerConfig
+from areal_like.engines.megatron.loss_scale import share_loss_scale
 from areal_like.engines.megatron.process_groups import ModelGroups
 
-__all__ = ["create_optimizer", "create_schedule", "shards_optimizer", "wrap_for_data_parallel"]
+__all__ = ["create_optimizer", "create_schedule", "loss_scale_figure", "shards_optimizer", "wrap_for_data_parallel"]
 
 NEVER = 2**40
 """Steps of a schedule without an end."""
@@ -80,11 +81,24 @@ def create_optimizer(
         sgd_momentum=0.0,
         clip_grad=optimizer.gradient_clipping,
         bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        initial_loss_scale=optimizer.initial_loss_scale,
+        min_loss_scale=optimizer.min_loss_scale,
+        loss_scale_window=optimizer.loss_scale_window,
+        hysteresis=optimizer.hysteresis,
         params_dtype=dtype,
         use_distributed_optimizer=distributed,
         fp8_recipe=None if fp8 is None else fp8.recipe,
     )
-    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False, pg_collection=groups.collection)
+    made = get_megatron_optimizer(config, chunks, use_gloo_process_groups=False, pg_collection=groups.collection)
+    if dtype is torch.float16:
+        share_loss_scale(made)
+    return made
+
+
+def loss_scale_figure(optimizer: Any, dtype: torch.dtype) -> dict[str, float]:
+    """`loss_scale`, the factor of the loss in the passes that were just made; nothing but float16 has one."""
+    return {"loss_scale": float(optimizer.get_loss_scale())} if dtype is torch.float16 else {}
 
 
 def create_schedule(optimizer: Any, config: OptimizerConfig, total_steps: int | None) -> OptimizerParamScheduler:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from areal_like.config import TrainEngineConfig
+from areal_like.config import MegatronConfig, TrainEngineConfig
 from areal_like.engines.megatron import determinism, fp8
 from areal_like.engines.megatron.model import StageLayout
+from areal_like.engines.megatron.moe import moe_settings
 
 __all__ = ["has_transformer_engine", "transformer_settings"]
 
@@ -40,6 +41,8 @@ def transformer_settings(
     settings: dict[str, Any] = {
         # The engine divides by the weight of the global batch itself.
         "calculate_per_token_loss": True,
+        "fp16": config.dtype == "float16",
+        "bf16": config.dtype == "bfloat16",
         "pipeline_model_parallel_layout": StageLayout(stages, pp, stage) if pp > 1 else None,
         "perform_initialization": config.init_from_scratch,
         "use_cpu_initialization": device == "cpu",
@@ -57,15 +60,28 @@ def transformer_settings(
     if config.disable_dropout:
         settings |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     if config.gradient_checkpointing:
-        settings["recompute_granularity"] = megatron.recompute_granularity
-        if megatron.recompute_granularity == "full":
-            settings["recompute_method"] = megatron.recompute_method
-            settings["recompute_num_layers"] = megatron.recompute_num_layers
+        settings |= _recomputation(megatron, transformer_engine=transformer_engine)
     if is_moe:
-        settings |= {
-            "moe_token_dispatcher_type": megatron.moe_token_dispatcher_type,
-            "moe_router_dtype": megatron.moe_router_dtype,
-            "moe_grouped_gemm": transformer_engine,
-            "moe_permute_fusion": transformer_engine,
-        }
+        settings |= moe_settings(megatron, transformer_engine=transformer_engine)
     return settings
+
+
+def _recomputation(megatron: MegatronConfig, *, transformer_engine: bool) -> dict[str, Any]:
+    """What gradient_checkpointing asks for.
+
+    Raises:
+        ValueError: it asks for nothing, or for what Megatron-Core has with TransformerEngine alone.
+    """
+    if megatron.recompute_granularity is None:
+        raise ValueError("gradient_checkpointing: true needs megatron.recompute_granularity: full or selective")
+    if megatron.recompute_granularity == "selective":
+        parts = megatron.recompute_modules or ("core_attn",)
+        if "layernorm" in parts and not transformer_engine:
+            # Without it Megatron-Core 0.19.2 runs into a name that is not defined.
+            raise ValueError("megatron.recompute_modules: layernorm needs TransformerEngine and a GPU")
+        return {"recompute_granularity": "selective", "recompute_modules": list(parts)}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": megatron.recompute_method,
+        "recompute_num_layers": megatron.recompute_num_layers,
+    }

@@ -2,6 +2,7 @@
 
 from areal_like.preflight.rules import (  # noqa: I001
     engine,
+    moe,
     model,
     pipeline,
     cluster,
@@ -10,6 +11,8 @@ from areal_like.preflight.rules import (  # noqa: I001
     adapters,
     numerics,
     fp8,
+    float16,
+    recomputation,
     memory,
     residence,
     advice,
@@ -21,11 +24,14 @@ __all__ = [
     "batches",
     "cluster",
     "engine",
+    "float16",
     "fp8",
     "memory",
     "model",
+    "moe",
     "numerics",
     "pipeline",
+    "recomputation",
     "residence",
     "rollouts",
 ]

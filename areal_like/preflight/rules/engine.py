@@ -25,22 +25,6 @@ def has_engine(job: Job) -> Iterator[Finding]:
             yield Finding(message, f"use {other}", "backend", role=role)
 
 
-@rule(
-    "AL212",
-    summary="the token dispatcher cannot route packed sequences",
-    why="allgather and flex expect the same number of tokens on every rank; packed sequences of reinforcement learning"
-    " differ from rank to rank, and the all-gather would mix them up or stop.",
-    bad=example("actor.path=Qwen/Qwen3-30B-A3B", "actor.megatron.moe_token_dispatcher_type=allgather"),
-    good=example("actor.path=Qwen/Qwen3-30B-A3B", "actor.megatron.moe_token_dispatcher_type=alltoall"),
-)
-def dispatcher(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        chosen = role.section.megatron.moe_token_dispatcher_type
-        if role.allocation.backend == "megatron" and role.spec and role.spec.is_moe and chosen != "alltoall":
-            message = f"moe_token_dispatcher_type {chosen!r} cannot route packed sequences of unequal length"
-            yield Finding(message, "use alltoall", key=f"{role.name}.megatron.moe_token_dispatcher_type")
-
-
 @layout_rule(
     "AL213",
     summary="t is larger than the number of key-value heads",

@@ -10,7 +10,7 @@ from areal_like.alloc import ModelAllocation
 __all__ = ["BYTES", "GIB", "PARTS", "MemoryJob"]
 
 GIB = 2**30
-BYTES = {"bfloat16": 2, "float32": 4}
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Of one element in each dtype a model may have."""
 PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer": "optimizer"}
 """What can be offloaded, and its row in a table of phases."""
@@ -48,7 +48,7 @@ class MemoryJob:
     micro_tokens: int
     seq: int
     micro_batches: int = 4
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_layers: int = 1
     optimizer: Literal["adam", "sgd"] | None = "adam"

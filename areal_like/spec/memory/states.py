@@ -1,10 +1,10 @@
 """Weights, gradients and optimizer state: what lives as long as the model.
 
-    weights     b a parameter                   b = 2 in bfloat16, 4 in float32; they are views of one buffer
+    weights     b a parameter                   b = 4 in float32, else 2; they are views of one buffer
     gradients   4 a parameter                   (b when `grad_reduce_in_fp32` is off); one buffer, not sharded
-    optimizer   12 a parameter / dp             bfloat16 with Adam: float32 copy 4, first and second moment 4 + 4
+    optimizer   12 a parameter / dp             16 bits with Adam: float32 copy 4, first and second moment 4 + 4
                  8 a parameter / dp             float32 with Adam: the parameter itself is the float32 copy
-                 4 a parameter                  bfloat16 with SGD (no momentum, not sharded); 0 in float32
+                 4 a parameter                  16 bits with SGD (no momentum, not sharded); 0 in float32
 
 dp is d x c for everything but experts in groups of their own (`shards.has_expert_buffer`), which have dp = edp. Source:
 Megatron-Core 0.19 `_ParamAndGradBuffer`, `DistributedOptimizer`; the sizes are those of ZeRO stage 1 (arXiv 1910.02054,
@@ -44,7 +44,7 @@ def optimizer(spec: ModelSpec, allocation: ModelAllocation, counts: StageCounts,
 
 
 def main_gradients(spec: ModelSpec, allocation: ModelAllocation, counts: StageCounts, job: MemoryJob) -> int:
-    """Bytes of the float32 gradients that a step makes from a bfloat16 buffer; 0 where the buffer is float32."""
+    """Bytes of the float32 gradients that a step makes from a 16-bit buffer; 0 where the buffer is float32."""
     if job.optimizer is None or job.grad_reduce_in_fp32 or job.dtype == "float32":
         return 0
     return _shard(spec, allocation, counts, job) * 4

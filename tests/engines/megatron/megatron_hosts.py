@@ -186,6 +186,66 @@ class EngineHost:
             with get_cuda_rng_tracker().fork():
                 return plain, torch.rand(3).tolist()
 
+    # Mixture of experts, float16, recomputation
+
+    def moe_layers(self, fields: list[str]) -> list[dict[str, Any]]:
+        """Of each MoE layer of this rank: fields of its router's and its dispatcher's configuration, and classes."""
+        layers = [m for chunk in self.engine.modules for m in chunk.modules() if type(m).__name__ == "MoELayer"]
+        for layer in layers:
+            assert layer.router.config is layer.token_dispatcher.config
+        return [
+            {name: getattr(layer.router.config, name) for name in fields}
+            | {"dispatcher": type(layer.token_dispatcher).__name__, "experts": type(layer.experts).__name__}
+            for layer in layers
+        ]
+
+    def expert_bias(self) -> list[Tensor]:
+        return [router.expert_bias.clone() for router in self.engine.moe.routers]
+
+    def set_expert_bias(self, biases: Tensor) -> None:
+        for router, bias in zip(self.engine.moe.routers, biases, strict=True):
+            router.expert_bias.copy_(bias)
+
+    def counted(self) -> float:
+        """What the routers have counted since the last step began, and losses noted."""
+        routers = self.engine.moe.routers
+        bias = sum(float(r.local_tokens_per_expert.sum()) for r in routers if r.expert_bias is not None)
+        return bias + sum(float(r.counts.sum()) for r in routers) + sum(len(r.sums) for r in routers)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """After a step: gradients of this rank by their names in the chunk; unscaled where the optimizer is."""
+        return {n: p.main_grad.clone() for chunk in self.engine.modules for n, p in chunk.named_parameters()}
+
+    def overflow_experts(self, on: bool) -> None:
+        """Make the gradients of experts, and of nothing else, infinite."""
+        for hook in getattr(self, "_hooks", []):
+            hook.remove()
+        self._hooks = [
+            parameter.register_hook(lambda gradient: gradient * float("inf"))
+            for chunk in self.engine.modules
+            for name, parameter in chunk.named_parameters()
+            if on and ".experts." in name
+        ]
+
+    def settings_of_chunks(self, fields: list[str]) -> list[list[Any]]:
+        return [[getattr(chunk.config, name) for name in fields] for chunk in self.engine.modules]
+
+    def count_calls(self, kind: str) -> None:
+        """From now on count forward calls of modules whose class is `kind`."""
+        self._calls = 0
+
+        def count(*args: Any) -> None:
+            self._calls += 1
+
+        for chunk in self.engine.modules:
+            for module in chunk.modules():
+                if type(module).__name__ == kind:
+                    module.register_forward_pre_hook(count)
+
+    def calls(self) -> int:
+        calls, self._calls = self._calls, 0
+        return calls
+
     # Without an engine
 
     def join(self) -> None:

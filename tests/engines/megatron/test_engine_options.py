@@ -95,7 +95,6 @@ def _cross_entropy(logits, batch):
         {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
         {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2},
         {"recompute_granularity": "selective"},
-        {"recompute_granularity": None},
     ],
     ids=lambda m: "-".join(str(v) for v in m.values()),
 )

@@ -78,10 +78,11 @@ def test_a_folder_of_another_architecture(models, kind, text, world_size):
     assert_parity(run_trial(text, model=str(models(kind)), device="cpu"), world_size)
 
 
-def test_bfloat16_on_the_cpu():
-    report = run_trial("megatron:d2", dtype="bfloat16", device="cpu")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits_on_the_cpu(dtype):
+    report = run_trial("megatron:d2", dtype=dtype, device="cpu")
     assert report.passed, "\n" + report.render()
-    assert report.dtype == "bfloat16" and report.tolerance.loss < 0.02
+    assert report.dtype == dtype and report.tolerance.loss < 0.02
 
 
 # A trial has to be able to fail
