@@ -1,4 +1,4 @@
-"""AL53: training in float16, whose loss is scaled."""
+"""AL545 and AL546: training in float16, whose loss is scaled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _in_float16(job: Job) -> Iterator[Role]:
 
 
 @rule(
-    "AL530",
+    "AL545",
     summary="float16 and a stop at the first gradient that is not finite",
     why="In float16 the loss scale is found by trying: gradients overflow, the step is skipped and the scale halved."
     " check_for_nan_in_grad would end the run at the first of them.",
@@ -33,7 +33,7 @@ def stop_at_overflow(job: Job) -> Iterator[Finding]:
 
 
 @rule(
-    "AL531",
+    "AL546",
     summary="the lowest loss scale is above the first",
     why="The scale begins at initial_loss_scale and never falls below min_loss_scale.",
     bad=example(FLOAT16, "actor.optimizer.initial_loss_scale=0.5"),
@@ -46,18 +46,3 @@ def order_of_loss_scales(job: Job) -> Iterator[Finding]:
             low, first = optimizer.min_loss_scale, optimizer.initial_loss_scale
             message = f"min_loss_scale {low:g} is above initial_loss_scale {first:g}"
             yield Finding(message, "lower min_loss_scale", key=f"{role.name}.optimizer.min_loss_scale")
-
-
-@rule(
-    "AL532",
-    summary="float16 and FP8 together",
-    why="FP8 is built on bfloat16 here: layers that stay out of FP8 compute in bfloat16, and the range of its gradients"
-    " needs no loss scale.",
-    bad=example(FLOAT16, "actor.megatron.fp8_config={recipe: tensorwise}"),
-    good=example("actor.dtype=bfloat16", "actor.megatron.fp8_config={recipe: tensorwise}"),
-)
-def float16_with_fp8(job: Job) -> Iterator[Finding]:
-    for role in _in_float16(job):
-        if role.section.megatron.fp8_config is not None:
-            message = "fp8_config needs dtype bfloat16, not float16"
-            yield Finding(message, "set dtype: bfloat16, or remove fp8_config", key=f"{role.name}.dtype")
