@@ -122,7 +122,7 @@ def split_experts(job: Job) -> Iterator[Finding]:
 )
 def grouped_experts(job: Job) -> Iterator[Finding]:
     for role in _with_adapters(job):
-        if _on_experts(role) and role.section.megatron.moe_grouped_gemm and job.on_gpus:
+        if _on_experts(role) and role.section.megatron.moe_grouped_gemm is not False and job.on_gpus:
             help = "set moe_grouped_gemm: false, or target linear_qkv and linear_proj alone"
             yield Finding("grouped experts get no adapters", help, key=f"{role.name}.megatron.moe_grouped_gemm")
 
