@@ -64,6 +64,24 @@ def test_overlap_in_a_pipeline(quad, models, helpers, plain):
     assert_same(three_steps(quad, helpers, "megatron:d2p2", models("qwen3"), ddp=ddp), plain)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["megatron:d2p2v2", "megatron:p2c2v2", "megatron:d2c2"])
+def test_overlap_with_virtual_stages_and_context_parallelism(quad, solo, models, helpers, text):
+    """Several model chunks a rank reduce and gather apart; context-parallel ranks are in the reducing group."""
+    folder, ddp = models("qwen3-deep"), {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 2000}
+    alone = three_steps(solo, helpers, "megatron:d1", folder)
+    assert_same(three_steps(quad, helpers, text, folder, ddp=ddp), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["megatron:p2v2", "megatron:c2", "megatron:t2"])
+def test_full_recomputation_in_every_layout(pair, solo, models, helpers, text):
+    """Positions and documents of each micro-batch are there again when its layers run a second time."""
+    folder = models("qwen3-deep")
+    alone = three_steps(solo, helpers, "megatron:d1", folder)
+    assert_same(three_steps(pair, helpers, text, folder, gradient_checkpointing=True), alone)
+
+
 def test_weights_loaded_after_an_overlapped_step_stay(pair, models, helpers):
     """The gather of the step before must not put the old weights back."""
     folder = models("qwen3")
