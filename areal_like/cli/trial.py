@@ -23,7 +23,9 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--model", type=_model, default="tiny-dense", help="tiny-dense, tiny-moe or a Hugging Face folder"
     )
-    command.add_argument("--bridge", choices=("mbridge",), default="mbridge", help="what converts the weights")
+    command.add_argument(
+        "--bridge", choices=("mbridge", "megatron-bridge"), default="mbridge", help="what converts the weights"
+    )
     command.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),

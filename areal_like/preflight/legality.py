@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from areal_like.alloc import Diagnostic, ModelAllocation
 from areal_like.preflight.job import Role
 from areal_like.preflight.registry import LAYOUT_RULES
@@ -11,10 +14,14 @@ from areal_like.spec import ModelSpec
 __all__ = ["check_layout", "is_legal"]
 
 
-def check_layout(allocation: ModelAllocation, spec: ModelSpec) -> list[Diagnostic]:
+def check_layout(allocation: ModelAllocation, spec: ModelSpec, section: Any = None) -> list[Diagnostic]:
     """What keeps this version from training, or from generating with, this model under this layout; empty when
-    nothing does."""
-    role = _role(allocation, spec)
+    nothing does.
+
+    Args:
+        section: the role's section of the configuration; without it, what some setting makes possible is possible.
+    """
+    role = replace(_role(allocation, spec), section=section)
     return [of_layout(rule, found, allocation) for rule in LAYOUT_RULES for found in rule.function(role)]
 
 

@@ -3,7 +3,7 @@
 from areal_like.spec.bundled import bundled_names
 from areal_like.spec.families.parts import LatentAttention, LayerParameters, LinearAttention
 from areal_like.spec.fp8 import fp8_alignment
-from areal_like.spec.model import SUPPORTED_ARCHITECTURES, ModelSpec, ModelSpecError
+from areal_like.spec.model import ROPE_SCALING, SUPPORTED_ARCHITECTURES, ModelSpec, ModelSpecError
 from areal_like.spec.packing import (
     SequenceTooLong,
     balanced_partition,
@@ -16,6 +16,7 @@ from areal_like.spec.pipeline import split_layers
 from areal_like.spec.stages import PipelineLayoutError, stage_sizes
 
 __all__ = [
+    "ROPE_SCALING",
     "SUPPORTED_ARCHITECTURES",
     "LatentAttention",
     "LayerParameters",

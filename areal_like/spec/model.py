@@ -15,10 +15,13 @@ from areal_like.spec.families.layers import forward_flops, layer_parameters
 from areal_like.spec.families.parts import LatentAttention, LayerParameters, LinearAttention
 from areal_like.spec.families.reader import ConfigReader, ModelSpecError
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "ModelSpec", "ModelSpecError"]
+__all__ = ["ROPE_SCALING", "SUPPORTED_ARCHITECTURES", "ModelSpec", "ModelSpecError"]
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type`s that the engines of this version train."""
+ROPE_SCALING = {"mbridge": ("default",), "megatron-bridge": ("default", "linear", "llama3")}
+"""Kinds of rotary scaling that the Megatron engine computes, by its `bridge_type`. mbridge reads every kind as linear
+interpolation, so that logits would be silently wrong."""
 
 
 @dataclass(frozen=True)

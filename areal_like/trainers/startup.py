@@ -129,7 +129,7 @@ def _with_local_models(config: RLConfig, placement: Placement, skip: Collection[
         folder = resolve_model(section.path, key=f"{role}.path")
         at = config.location(f"{role}.backend")
         where: dict[str, Any] = {"key": f"{role}.backend", "file": at.file, "line": at.line, "column": at.column}
-        findings += [replace(d, **where) for d in check_layout(seat.allocation, ModelSpec.from_path(folder))]
+        findings += [replace(d, **where) for d in check_layout(seat.allocation, ModelSpec.from_path(folder), section)]
         updates[role] = section.model_copy(update={"path": str(folder)})
     _raise_errors(findings, skip)
     tokenizer = Path(config.tokenizer_path).expanduser()

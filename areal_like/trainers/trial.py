@@ -179,10 +179,10 @@ def run_trial(
         else:
             path = resolve_model(model)
         spec = ModelSpec.from_path(path)
-        problems = [*check_layout(allocation, spec), *fp8_problems(allocation, spec, fp8, dtype, device)]
+        config = _config(allocation, path, bridge, dtype, fp8, deterministic)
+        problems = [*check_layout(allocation, spec, config), *fp8_problems(allocation, spec, fp8, dtype, device)]
         if problems:
             raise AllocationError(problems)
-        config = _config(allocation, path, bridge, dtype, fp8, deterministic)
         report = _compare(allocation, model, config, steps, device)
         if deterministic:
             report.repeats = _repeats(report, allocation, config, device)
@@ -200,7 +200,7 @@ def _config(
         mb_spec=MicroBatchConfig(max_tokens_per_mb=-(-96 // padding) * padding if fp8 else 96),
         optimizer=OPTIMIZER,
         megatron=MegatronConfig(
-            bridge_type=cast(Literal["mbridge"], bridge),
+            bridge_type=cast(Literal["mbridge", "megatron-bridge"], bridge),
             fp8_config=None if fp8 is None else FP8Config(recipe=cast(Literal["tensorwise"], fp8)),
             use_deterministic_algorithms=deterministic,
         ),

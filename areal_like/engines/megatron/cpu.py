@@ -2,9 +2,9 @@
 
 Megatron-Core reaches for CUDA by name: it asks `torch.cuda` for the current device, makes tensors on "cuda", keeps
 streams and CUDA random states, and compares `Tensor.type()` with "torch.cuda.FloatTensor". Instead of patching torch
-for the whole process, every `megatron.core` module gets its own view of torch (`_CpuTorch`) in which those few names
-mean the CPU; everything else is torch itself. Only what hangs off tensors and modules (`.cuda()`, `.type()`) has to be
-changed on torch's own classes, and there it only replaces calls that would raise without CUDA.
+for the whole process, every `megatron.core` and `megatron.bridge` module gets its own view of torch (`_CpuTorch`) in
+which those few names mean the CPU; everything else is torch itself. Only what hangs off tensors and modules (`.cuda()`,
+`.type()`) has to be changed on torch's own classes, and there it only replaces calls that would raise without CUDA.
 
 `install` may be called any number of times, before or after Megatron's modules are imported; call it again after
 imports that came later.
@@ -164,7 +164,7 @@ _CPU_TORCH = _CpuTorch()
 
 
 def install() -> None:
-    """Make the imported `megatron.core` modules run on the CPU.
+    """Make the imported `megatron.core` and `megatron.bridge` modules run on the CPU.
 
     Raises:
         RuntimeError: CUDA is available in this process; the accommodations would then hide it.
@@ -175,7 +175,7 @@ def install() -> None:
         )
     _patch_tensor_methods()
     for name, module in list(sys.modules.items()):
-        if module is None or not (name == "megatron.core" or name.startswith("megatron.core.")):
+        if module is None or not f"{name}.".startswith(("megatron.core.", "megatron.bridge.")):
             continue
         if vars(module).get("torch") is torch:
             module.torch = _CPU_TORCH  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def install() -> None:
 def _use_plain_functions(module: types.ModuleType) -> None:
     """Undo `jit_fuser`: compiling with a C++ compiler at first use costs more than the fusion gives on a CPU."""
     for name, value in list(vars(module).items()):
-        original = getattr(value, "_torchdynamo_orig_callable", None)
+        original = getattr(value, "__dict__", {}).get("_torchdynamo_orig_callable")
         if callable(original):
             setattr(module, name, original)
 

@@ -15,7 +15,7 @@ from areal_like.config import TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
 from areal_like.engines.megatron import cpu, determinism, fp8
-from areal_like.engines.megatron.bridges.mbridge import MBridge
+from areal_like.engines.megatron.bridges import create_bridge
 from areal_like.engines.megatron.checkpoint import Checkpointer
 from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
@@ -97,7 +97,8 @@ class MegatronEngine:
         self.transformer_engine = has_transformer_engine(self.device_type)
         if self.fp8 is not None:
             fp8.require_hardware(self.fp8, dtype=self.dtype, transformer_engine=self.transformer_engine)
-        self.bridge = MBridge(
+        self.bridge = create_bridge(
+            self.config.megatron.bridge_type,
             self.path,
             self.groups,
             dtype=self.dtype,

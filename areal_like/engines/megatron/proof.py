@@ -9,7 +9,6 @@ without memory), and every parameter is compared with the prediction of `spec.sh
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 import time
 import warnings
@@ -261,7 +260,8 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int, 
     import torch
 
     from areal_like.engines.megatron import cpu
-    from areal_like.engines.megatron.bridges.mbridge import MBridge
+    from areal_like.engines.megatron.bridges import create_bridge
+    from areal_like.engines.megatron.bridges.names import whole_name
     from areal_like.engines.megatron.model import chunk_layers
     from areal_like.engines.megatron.process_groups import create_process_groups
     from areal_like.engines.megatron.settings import transformer_settings
@@ -271,8 +271,9 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int, 
     meta = torch.device("meta")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_hugging_face_config(spec)), encoding="utf-8")
+        config = TrainEngineConfig(backend=str(allocation), path=folder)
         settings = transformer_settings(
-            TrainEngineConfig(backend=str(allocation), path=folder),
+            config,
             device="cpu",
             stages=stages,
             pp=mesh.pp,
@@ -280,7 +281,8 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int, 
             is_moe=spec.is_moe,
             transformer_engine=False,
         )
-        bridge = MBridge(
+        bridge = create_bridge(
+            config.megatron.bridge_type,
             Path(folder),
             create_process_groups(mesh),
             dtype=torch.bfloat16,
@@ -293,15 +295,10 @@ def _build(allocation: ModelAllocation, spec: ModelSpec, mesh: Mesh, rank: int, 
             chunks = bridge.build()
     first_expert = here.ep * (spec.num_experts // mesh.ep) if spec.is_moe else 0
     return {
-        _whole_name(name, layers.start, first_expert): parameter.numel()
+        whole_name(name, first_layer=layers.start, first_expert=first_expert): parameter.numel()
         for chunk, layers in zip(chunks, chunk_layers(stages, mesh.pp, here.pp), strict=True)
         for name, parameter in chunk.named_parameters()
     }
-
-
-def _whole_name(name: str, first_layer: int, first_expert: int) -> str:
-    name = re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(int(found[0]) + first_layer), name)
-    return re.sub(r"(?<=local_experts\.)\d+", lambda found: str(int(found[0]) + first_expert), name)
 
 
 def _hugging_face_config(spec: ModelSpec) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, layout_rule, rule
-from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec
+from areal_like.spec import ROPE_SCALING, SUPPORTED_ARCHITECTURES, ModelSpec
 
 MOE = "actor.path=Qwen/Qwen3-30B-A3B"
 
@@ -43,9 +43,14 @@ def features(role: Role) -> Iterator[Finding]:
     for feature in spec.unsupported:
         message = f"the checkpoint uses {feature}, which is not supported"
         yield Finding(message, "choose another model", key="path")
-    if spec.rope_scaling != "default":
-        message = f"the checkpoint scales rotary positions ({spec.rope_scaling!r}); bridge_type mbridge ignores how"
+    able = [bridge for bridge, kinds in ROPE_SCALING.items() if spec.rope_scaling in kinds]
+    chosen = role.section.megatron.bridge_type if role.section is not None else None
+    if not able:
+        message = f"the checkpoint scales rotary positions ({spec.rope_scaling!r}), which is not supported"
         yield Finding(message, "choose a checkpoint without rope scaling", key="path")
+    elif chosen is not None and chosen not in able:
+        message = f"bridge_type {chosen} ignores how the checkpoint scales rotary positions ({spec.rope_scaling!r})"
+        yield Finding(message, f"use {' or '.join(able)}", key=f"{role.name}.megatron.bridge_type")
 
 
 @layout_rule(

@@ -1,4 +1,4 @@
-"""Reading single tensors out of a Hugging Face folder of safetensors files."""
+"""Reading single tensors out of a Hugging Face folder of safetensors files, each in the shape that the model needs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from areal_like.engines.megatron.bridges.base import CheckpointError
+from areal_like.spec import ModelSpec
 
-__all__ = ["HuggingFaceFolder"]
+__all__ = ["HuggingFaceFolder", "tensor_shape"]
 
 
 class HuggingFaceFolder:
-    """Tensors by name; each file is opened once and read lazily."""
+    """Tensors by name; each file is opened once and read lazily.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        spec: of the model, if tensors are to have the shapes that follow from it.
+    """
+
+    def __init__(self, path: Path, spec: ModelSpec | None = None) -> None:
+        self.path, self.spec = path, spec
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise CheckpointError(f"{path} holds no *.safetensors files: it is not a model's Hugging Face folder")
@@ -44,11 +49,43 @@ class HuggingFaceFolder:
     def tensor(self, name: str) -> Tensor:
         """
         Raises:
-            CheckpointError: there is no such tensor.
+            CheckpointError: there is no such tensor, or it has another shape. Asked here, because mbridge puts tensors
+                together whether or not they fit, and megatron-bridge pads and transposes some that do not.
         """
         if name not in self._where:
             raise CheckpointError(f"{self.path} has no tensor {name!r}, which this model needs")
+        if self.spec is not None:
+            found, needed = tuple(self._where[name].get_slice(name).get_shape()), tensor_shape(self.spec, name)
+            if found != needed:
+                raise CheckpointError(f"{self.path}: {name} is {found} where the model's config.json asks for {needed}")
         return self._where[name].get_tensor(name)
+
+
+def tensor_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
+    """Shape of a tensor of the Hugging Face folder, for the architectures that the engine trains."""
+    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    width = spec.moe_intermediate_size if ".experts." in name else spec.intermediate_size
+    shapes = {
+        "embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
+        "lm_head.weight": (spec.vocab_size, spec.hidden_size),
+        "q_proj.weight": (queries, spec.hidden_size),
+        "k_proj.weight": (keys, spec.hidden_size),
+        "v_proj.weight": (keys, spec.hidden_size),
+        "q_proj.bias": (queries,),
+        "k_proj.bias": (keys,),
+        "v_proj.bias": (keys,),
+        "o_proj.weight": (spec.hidden_size, queries),
+        "q_norm.weight": (spec.head_dim,),
+        "k_norm.weight": (spec.head_dim,),
+        "gate.weight": (spec.num_experts, spec.hidden_size),
+        "gate_proj.weight": (width, spec.hidden_size),
+        "up_proj.weight": (width, spec.hidden_size),
+        "down_proj.weight": (spec.hidden_size, width),
+        "norm.weight": (spec.hidden_size,),
+        "input_layernorm.weight": (spec.hidden_size,),
+        "post_attention_layernorm.weight": (spec.hidden_size,),
+    }
+    return shapes[".".join(name.split(".")[-2:])]
 
 
 def _files_of(index: Path) -> set[str]:

@@ -7,7 +7,7 @@ globals, hold two stages' communication together by object broadcasts a tensor, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from mbridge.core.parallel_states import ParallelStates
 from torch import Tensor
 from transformers import AutoConfig
 
-from areal_like.engines.megatron.bridges.base import CheckpointError
+from areal_like.engines.megatron.bridges.base import refuse_unsupported
 from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
-from areal_like.engines.megatron.bridges.names import VALUE_HEAD, canonical_name
+from areal_like.engines.megatron.bridges.names import VALUE_HEAD, canonical_name, parameter_names
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.process_groups import ModelGroups
-from areal_like.spec import SUPPORTED_ARCHITECTURES, ModelSpec
+from areal_like.spec import ModelSpec
 
 __all__ = ["MBridge"]
 
@@ -53,7 +53,7 @@ class MBridge:
             CheckpointError: the architecture, or a feature of the checkpoint, is not supported.
         """
         self.spec = ModelSpec.from_path(path)
-        _refuse_unsupported(self.spec, path)
+        refuse_unsupported(self.spec, path, bridge="mbridge", known=self.spec.architecture in _MODEL_REGISTRY)
         self.groups, self.device, self.stages = groups, device, stages
         self.use_transformer_engine = use_transformer_engine
         mesh = groups.mesh
@@ -78,7 +78,8 @@ class MBridge:
         self._bridge = _MODEL_REGISTRY[self.spec.architecture](
             hf_config, dtype=dtype, parallel_states=states, make_vocab_size_divisible_by=mesh.size("tp")
         )
-        self._bridge.set_extra_args(**settings)
+        # mbridge initialises every model with Megatron-Core's standard deviation.
+        self._bridge.set_extra_args(init_method_std=hf_config.initializer_range, **settings)
         self.vocab_size = self._bridge.vocab_size = self.spec.vocab_size
         tp = mesh.size("tp")
         self._bridge.padded_vocab_size = -(-self.vocab_size // tp) * tp
@@ -102,62 +103,40 @@ class MBridge:
         )
 
     def load(self, chunks: list[torch.nn.Module], path: Path) -> None:
-        folder = HuggingFaceFolder(path)
+        folder = HuggingFaceFolder(path, self.spec)
         here = self.groups.mesh.coordinates(self.groups.rank)
         for name, parameter in self._parameters(chunks):
-            hf_names = self._bridge._weight_name_mapping_mcore_to_hf(name)
-            tensors = [folder.tensor(n) for n in hf_names]
+            tensors = [folder.tensor(n) for n in self._bridge._weight_name_mapping_mcore_to_hf(name)]
             if _is_expert(name):
                 size, rank = self.groups.mesh.size("etp"), here.etp
             else:
                 size, rank = self.groups.mesh.size("tp"), here.tp
-            try:
-                whole = self._bridge._weight_to_mcore_format(name, tensors)
-                shard = self._bridge._weight_split_across_tp(name, whole, parameter, size)[rank]
-            except Exception as error:  # mbridge puts tensors together without asking whether they fit
-                shapes = " + ".join(f"{n} {tuple(t.shape)}" for n, t in zip(hf_names, tensors, strict=True))
-                raise CheckpointError(f"{path}: {shapes} does not fit the model's config.json: {error}") from error
-            if shard.shape != parameter.shape:
-                raise CheckpointError(
-                    f"{path}: {' + '.join(hf_names)} gives {tuple(shard.shape)} on this rank where the model's "
-                    f"config.json asks for {tuple(parameter.shape)}"
-                )
+            whole = self._bridge._weight_to_mcore_format(name, tensors)
+            shard = self._bridge._weight_split_across_tp(name, whole, parameter, size)[rank]
             with torch.no_grad():
                 parameter.copy_(shard)
 
-    def export(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    def export(
+        self, chunks: list[torch.nn.Module], value: Callable[[torch.nn.Parameter], Tensor] = readable
+    ) -> Iterator[tuple[str, Tensor]]:
         collection = self.groups.collection
         for name, parameter in self._parameters(chunks):
             if name == "output_layer.weight" and self.spec.tied_embeddings:
                 continue  # the first stage exports the same tensor as the embedding
-            value = readable(parameter)
+            shard = value(parameter)
             if _is_expert(name):
-                whole = self._merge(name, _gather(value, collection.expt_tp), parameter)
+                whole = self._merge(name, _gather(shard, collection.expt_tp), parameter)
                 for rank, expert in enumerate(_gather(whole, collection.ep)):
                     prefix, local = name.rsplit(".weight", 1)
                     number = int(local) % self._experts_per_rank + rank * self._experts_per_rank
                     yield from self._to_hugging_face(f"{prefix}.weight{number}", expert)
             elif getattr(parameter, "tensor_model_parallel", False):
-                yield from self._to_hugging_face(name, self._merge(name, _gather(value, collection.tp), parameter))
+                yield from self._to_hugging_face(name, self._merge(name, _gather(shard, collection.tp), parameter))
             else:
-                yield from self._to_hugging_face(name, value)
+                yield from self._to_hugging_face(name, shard)
 
     def tensor_names(self) -> list[str]:
-        spec = self.spec
-        names = ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
-        names += [] if spec.tied_embeddings else ["output_layer.weight"]
-        for layer in range(spec.num_layers):
-            attention = ["linear_proj.weight", "linear_qkv.weight", "linear_qkv.layer_norm_weight"]
-            attention += ["linear_qkv.bias"] if spec.qkv_bias else []
-            attention += ["q_layernorm.weight", "k_layernorm.weight"] if spec.qk_norm else []
-            parts = [f"self_attention.{a}" for a in attention]
-            if spec.is_moe:
-                parts += ["pre_mlp_layernorm.weight", "mlp.router.weight"]
-                parts += [f"mlp.experts.linear_fc{i}.weight{e}" for i in (1, 2) for e in range(spec.num_experts)]
-            else:
-                parts += ["mlp.linear_fc1.weight", "mlp.linear_fc2.weight", "mlp.linear_fc1.layer_norm_weight"]
-            names += [f"decoder.layers.{layer}.{p}" for p in parts]
-        return [hf for name in names for hf in self._bridge._weight_name_mapping_mcore_to_hf(name)]
+        return [hf for name in parameter_names(self.spec) for hf in self._bridge._weight_name_mapping_mcore_to_hf(name)]
 
     def _parameters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """This rank's parameters under their names in the whole model (see `names.canonical_name`)."""
@@ -202,15 +181,3 @@ def _gather(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     shards = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(group.size())]
     dist.all_gather(shards, value.contiguous(), group=group)
     return shards
-
-
-def _refuse_unsupported(spec: ModelSpec, path: Path) -> None:
-    if spec.architecture not in SUPPORTED_ARCHITECTURES or spec.architecture not in _MODEL_REGISTRY:
-        known = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise CheckpointError(f"{path}: architecture {spec.architecture!r} is not supported; supported: {known}")
-    problems = list(spec.unsupported)
-    if spec.rope_scaling != "default":
-        # mbridge reads every kind of scaling as linear interpolation: logits would be silently wrong.
-        problems.append(f"rotary scaling {spec.rope_scaling!r}")
-    if problems:
-        raise CheckpointError(f"{path}: not supported with bridge_type mbridge: {'; '.join(problems)}")

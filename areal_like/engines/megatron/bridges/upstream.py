@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["INSTALL", "MegatronBridgeMissing", "import_megatron_bridge"]
+__all__ = ["INSTALL", "MegatronBridgeMissing", "import_megatron_bridge", "quiet"]
 
 INSTALL = "scripts/install.sh, or: pip install --no-deps megatron-bridge==0.6.2"
 _NEEDS_TRANSFORMER_ENGINE = "megatron.bridge.peft.lora_layers"
@@ -41,10 +41,10 @@ def import_megatron_bridge() -> types.ModuleType:
     """
     if "megatron.bridge.models" in sys.modules:
         return sys.modules["megatron.bridge"]
-    with _quiet():  # first of all Megatron-Core, which looks for TransformerEngine when it is imported
+    with quiet(logging.INFO):  # first of all Megatron-Core, which looks for TransformerEngine when it is imported
         extensions = import_module("megatron.core.extensions.transformer_engine")
     try:
-        with _quiet(), _stand_in(needed=not extensions.HAVE_TE):
+        with quiet(logging.INFO), _stand_in(needed=not extensions.HAVE_TE):
             bridge = import_module("megatron.bridge")
             adapters = import_module("megatron.bridge.peft.utils")
     except ImportError as error:
@@ -116,11 +116,11 @@ def _modules(modules: dict[str, types.ModuleType]) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No reports of what is not installed, and the logging of the process as it was."""
+def quiet(level: int) -> Iterator[None]:
+    """No reports of what is not installed, up to this level; the logging of the process stays as it was."""
     root = logging.getLogger()
-    handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
-    logging.disable(logging.INFO)
+    handlers, before, disabled = list(root.handlers), root.level, logging.root.manager.disable
+    logging.disable(level)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*(Apex|[Tt]ransformer[- ][Ee]ngine)", UserWarning)
@@ -128,4 +128,4 @@ def _quiet() -> Iterator[None]:
     finally:
         logging.disable(disabled)
         root.handlers[:] = handlers
-        root.setLevel(level)
+        root.setLevel(before)
