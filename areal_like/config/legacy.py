@@ -65,7 +65,7 @@ _CAP = (
     "behave_imp_weight_mode names level and action: token_mask, token_truncate (clamp), sequence_mask, "
     "sequence_truncate, or disabled, which is rejection_sampling: null"
 )
-_PROFILE = "this version records no profile: remove it"
+_PROFILE = "write {role}.profiler.ranks, {role}.profiler.step_start and {role}.profiler.step_end, in optimizer steps"
 _WRONG = "no key of any version of verl"
 
 LEGACY: tuple[Legacy, ...] = (

@@ -11,7 +11,7 @@ _PLACED_BY_LAYOUT = "processes and GPUs follow from `backend`; nothing else is s
 _NO_RECOVERY = "this version writes no recovery checkpoints"
 _IN_PROCESS = "rollout workers are called directly, not over HTTP"
 _TENSORBOARD = "figures go to TensorBoard and to a JSONL file"
-_NO_TRACER = "this version records no performance trace"
+_NO_TRACER = "traces are set up for each model: actor.profiler"
 
 
 class ClusterConfig(Section):

@@ -69,14 +69,16 @@ class OptimizerConfig(Section):
 
 
 class ProfilerConfig(Section):
-    """A trace of what the ranks of a model do, by torch.profiler. A step is one optimizer step of the engine."""
+    """A trace of what ranks do, by torch.profiler. A step is an optimizer step; of a reference, a pass."""
 
     ranks: tuple[int, ...] = key((0,), "Ranks that record.", strict=False, min_length=1)
     step_start: int = key(2, "First step that is recorded, counted from 1.", unit="steps", ge=1)
     step_end: int = key(2, "Last step that is recorded.", unit="steps", ge=1)
-    save_path: str | None = key(None, "Folder of the traces; null puts them into the folder of the run.")
+    save_path: str | None = key(
+        None, "Folder of the traces; null is `profile` in the folder of the run. Each role has its own in it."
+    )
     with_stack: bool = key(False, "Record the Python lines as well; slower.")
-    memory: bool = key(False, "Write a snapshot of the GPU memory's history of these steps beside the trace.")
+    memory: bool = key(False, "On GPUs: write a snapshot of the memory's history in these steps beside the trace.")
 
 
 class TrainEngineConfig(Section):

@@ -53,7 +53,7 @@ class Reference:
             get_backend(seat.allocation.backend).engine,
             {
                 "allocation": seat.allocation,
-                "config": config,
+                "config": _traces_into(log_dir.parent / "profile", name, config),
                 "device": device,
                 "seed": seed,
                 "total_steps": total_steps,
@@ -135,3 +135,11 @@ class Actor(Reference):
         """Write a PEFT folder; it appears whole or not at all."""
         self._bring(Offload(parameters=True))
         self.workers.call("save_adapter", str(folder))
+
+
+def _traces_into(folder: Path, name: str, config: TrainEngineConfig) -> TrainEngineConfig:
+    """The section with the folder of its traces: one a role, in that of the run unless the file names another."""
+    if config.profiler is None:
+        return config
+    chosen = Path(config.profiler.save_path or folder) / name
+    return config.model_copy(update={"profiler": config.profiler.model_copy(update={"save_path": str(chosen)})})

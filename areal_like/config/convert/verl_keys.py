@@ -22,6 +22,9 @@ _LOSS = one_of({"vanilla": "token", "gspo": "sequence"})
 _LAYOUT = "a letter of the `backend` string says it"
 _TOP_K = off_as(-1, 0)
 _NEVER = off_as(-1, None)
+_PROFILE = (
+    "profiles are set up in actor.profiler and ref.profiler, which count optimizer steps, not batches of rollouts"
+)
 _NEVER_READ = "verl takes this key and never reads it: gradients go with param_offload there"
 _ONE_VALUE = "the loss is the mean over tokens of the whole batch"
 
@@ -147,11 +150,11 @@ SECTIONS: dict[str, str] = {
     "reward_manager": "rewards are Python functions, given to the trainer",
     "reward": "rewards are Python functions, given to the trainer",
     "custom_reward_function": "rewards are Python functions, given to the trainer",
-    "global_profiler": "this version records no profile",
-    f"{R}.actor.profiler": "this version records no profile",
-    f"{R}.actor.profile": "this version records no profile",
-    f"{R}.ref.profiler": "this version records no profile",
-    f"{R}.rollout.profiler": "this version records no profile",
+    "global_profiler": _PROFILE,
+    f"{R}.actor.profiler": _PROFILE,
+    f"{R}.actor.profile": _PROFILE,
+    f"{R}.ref.profiler": _PROFILE,
+    f"{R}.rollout.profiler": "only training engines record profiles",
     f"{R}.actor.megatron": "this version sets nothing like it in Megatron-Core",
     f"{R}.ref.megatron": "the reference has the actor's settings",
     f"{R}.ref": "the reference has the actor's micro-batches and settings",

@@ -31,6 +31,7 @@ from areal_like.engines.megatron.optimizer import (
 )
 from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
+from areal_like.engines.megatron.profile import StepProfiler, create_profiler, named, traced, traced_stream
 from areal_like.engines.megatron.random_states import RandomStates
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
 from areal_like.engines.megatron.values import attach_value_head, load_value_head, value_model_config
@@ -70,6 +71,7 @@ class MegatronEngine:
         self.device_type = device
         self.device = torch.device("cpu")
         self.offloader = Offloader()
+        self.profiler: StepProfiler | None = None
 
     def initialize(self) -> None:
         if self.config.megatron.use_deterministic_algorithms:
@@ -84,12 +86,17 @@ class MegatronEngine:
             torch.cuda.set_device(self.device)
         join_world(self.device_type)
         self.groups = create_process_groups(self.allocation.mesh())
+        self.profiler = create_profiler(
+            self.config.profiler, rank=self.groups.rank, mesh=self.groups.mesh, device=self.device_type
+        )
         self.random = RandomStates(self.device)
         with self.random:
             self.random.seed(self.seed, self.groups)
             self._build()
             self._create_optimizer()
         self.offloader.watch(self.modules, getattr(self, "chunks", []), self.optimizer, self.device)
+        if self.profiler is not None:
+            self.profiler.watch(self.passes.config, self.optimizer)
 
     def _build(self) -> None:
         self.spec = spec = ModelSpec.from_path(self.path)
@@ -177,6 +184,7 @@ class MegatronEngine:
     def _passes(self, chunks: Sequence[torch.nn.Module]) -> ModelPasses:
         return ModelPasses(chunks, self.groups, vocab_size=self.bridge.vocab_size, is_value_model=self.config.is_critic)
 
+    @traced
     def train_batch(self, batch: PackedBatch, loss: Loss) -> dict[str, float]:
         if self.optimizer is None:
             raise RuntimeError("this model has no optimizer: its section of the configuration has `optimizer: null`")
@@ -194,7 +202,8 @@ class MegatronEngine:
             figures |= self.moe.figures()
         learning_rate = self.optimizer.param_groups[0]["lr"]
         figures |= loss_scale_figure(self.optimizer, self.dtype)
-        updated, grad_norm, _ = self.optimizer.step()
+        with named(self.profiler, "optimizer step"):
+            updated, grad_norm, _ = self.optimizer.step()
         if updated:  # as in Megatron-LM: a step that was skipped is no step of the schedule
             self.schedule.step(1)
         return {
@@ -205,6 +214,7 @@ class MegatronEngine:
             "updated": float(updated),
         }
 
+    @traced
     def forward(self, batch: PackedBatch, *, temperature: float = 1.0, entropy: bool = False) -> TokenOutputs:
         self.offloader.require("forward", "parameters")
         for module in self.modules:
@@ -221,11 +231,13 @@ class MegatronEngine:
         with self.random:
             return self.passes.logits(self._micro_batches(batch), batch=batch)
 
+    @traced_stream
     def weights(self) -> Iterator[WeightBucket]:
         self.offloader.require("weights", "parameters")
         self._gather_parameters()
         return stream_weights(self.bridge, self.modules, self.groups)
 
+    @traced_stream
     def adapter_weights(self) -> Iterator[WeightBucket]:
         self.offloader.require("adapter_weights", "parameters")
         self._gather_parameters()
@@ -241,6 +253,7 @@ class MegatronEngine:
             self.optimizer.reload_model_params()
             fp8.set_main_weights(self.optimizer, written)
 
+    @traced
     def save(self, path: str | Path) -> None:
         self.offloader.require("save", "parameters")
         config = value_model_config if self.config.is_critic else None
@@ -250,14 +263,17 @@ class MegatronEngine:
         self.offloader.require("save_adapter", "parameters")
         save_adapter_folder(self.adapter_weights(), self.config, self.spec, Path(path))
 
+    @traced
     def offload(self, *, parameters: bool = True, gradients: bool = True, optimizer: bool = True) -> dict[str, int]:
         if parameters and "parameters" not in self.offloader.away:
             self._gather_parameters()  # no gather may write into memory that is gone
         return self.offloader.offload(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
+    @traced
     def onload(self, *, parameters: bool = True, gradients: bool = True, optimizer: bool = True) -> None:
         self.offloader.onload(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
+    @traced
     def save_checkpoint(self, folder: str | Path, *, step: int) -> None:
         self.offloader.require("save_checkpoint", "parameters", "optimizer")
         self._gather_parameters()
@@ -274,6 +290,8 @@ class MegatronEngine:
     def close(self) -> None:
         if getattr(self, "optimizer", None) is not None:
             self._recovery().finish()
+        if self.profiler is not None:
+            self.profiler.finish()
         self.offloader.close()
         leave_world()
 

@@ -15,6 +15,7 @@ from areal_like.preflight.rules import (  # noqa: I001
     recomputation,
     memory,
     residence,
+    profiler,
     advice,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "moe",
     "numerics",
     "pipeline",
+    "profiler",
     "recomputation",
     "residence",
     "rollouts",

@@ -5,12 +5,27 @@ from __future__ import annotations
 import gc
 import hashlib
 from typing import Any
+from unittest.mock import patch
 
 import torch
+
+from areal_like.engines.megatron import profile
 
 
 def weights(engine: Any) -> list[str]:
     return [name for bucket in engine.weights() for name in bucket.tensors]
+
+
+def finish_profile(engine: Any) -> None:
+    engine.profiler.finish() if engine.profiler is not None else None
+
+
+def profiling_calls(engine: Any, batch: Any, loss: Any) -> tuple[int, list[str]]:
+    """Ranges that one step opens, and configurations of Megatron-Core that hold timers."""
+    with patch.object(profile, "record_function") as opened:
+        engine.train_batch(batch, loss)
+    configs = {"model": engine.passes.config, "optimizer": engine.optimizer.config}
+    return opened.call_count, [name for name, config in configs.items() if config.timers is not None]
 
 
 def host_bytes(engine: Any) -> dict[str, int]:
