@@ -1,6 +1,7 @@
 # make demo      install, then the first training run: 13 steps of GRPO on one-digit sums, on the CPU
 # make test      install, then lint, types and tests
 # make test-all  the same with the tests marked slow
+# make test-gpu  the tests that need a CUDA device (with TransformerEngine: pip install -e '.[gpu]' first)
 # make lint      ruff and mypy alone
 # make bench     the benchmarks that need no GPU; each prints a table and the ratio to its reference
 # make pins      write constraints.txt from the packages in .venv, after an update
@@ -8,7 +9,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test test-all bench pins clean FORCE
+.PHONY: help install demo lint test test-all test-gpu bench pins clean FORCE
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -40,6 +41,9 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+test-gpu: $(INSTALLED)
+	$(PYTEST) -m gpu
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/alloc.py

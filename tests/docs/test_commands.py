@@ -19,6 +19,7 @@ LONG = {
     "make test": "this is it",
     "make lint": "what make test has run before the tests",
     "make test-all": "more than make test",
+    "make test-gpu": "a GPU",
     "make bench": "minutes",
     "source .venv/bin/activate": "of a shell",
     "examples/math/gsm8k_rl.py": "minutes, or a GPU; the configuration and the overrides are loaded",

@@ -146,6 +146,7 @@ def test_ci_runs_make_test() -> None:
         ("demo", ["scripts/install.sh", "examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml"]),
         ("test", ["scripts/install.sh", "ruff check", "mypy", "pytest"]),
         ("test-all", ["scripts/install.sh", "ruff check", "mypy", "pytest"]),
+        ("test-gpu", ["scripts/install.sh", "pytest -m gpu"]),
         ("lint", ["ruff check", "mypy"]),
         ("bench", ["benchmarks/alloc.py", "benchmarks/generation.py", "benchmarks/layout_agreement.py"]),
     ],
