@@ -74,6 +74,11 @@ def main() -> int:
     parser.add_argument("--micro", type=int, default=4, help="micro-batches of a step")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--fp8", choices=("delayed", "tensorwise", "blockwise", "mxfp8"), help="FP8 recipe of the engine"
+    )
+    parser.add_argument("--fp8-param", action="store_true", help="with --fp8: parameters in FP8 too")
+    parser.add_argument("--deterministic", action="store_true", help="the engine with repeatable kernels")
     parser.add_argument("--profile", action="store_true", help="print where the time of one step goes")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -127,7 +132,7 @@ def _engine(a: argparse.Namespace, folder: str, out: Path) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     from areal_like.algorithms import GRPOLoss
     from areal_like.alloc import ModelAllocation
-    from areal_like.config import MicroBatchConfig, OptimizerConfig, TrainEngineConfig
+    from areal_like.config import FP8Config, MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainEngineConfig
     from areal_like.engines.megatron.engine import MegatronEngine
     from areal_like.spec import ModelSpec
 
@@ -139,6 +144,10 @@ def _engine(a: argparse.Namespace, folder: str, out: Path) -> None:
         dtype="bfloat16" if a.device == "cuda" else "float32",
         mb_spec=MicroBatchConfig(max_tokens_per_mb=a.tokens),
         optimizer=OptimizerConfig(lr=1e-6, warmup_steps_proportion=0.0),
+        megatron=MegatronConfig(
+            fp8_config=FP8Config(recipe=a.fp8, param=a.fp8_param) if a.fp8 else None,
+            use_deterministic_algorithms=a.deterministic,
+        ),
     )
     engine = MegatronEngine(
         allocation=ModelAllocation.parse("megatron:d1"), config=config, device=a.device, seed=1, total_steps=None
@@ -158,6 +167,8 @@ def _engine(a: argparse.Namespace, folder: str, out: Path) -> None:
     tokens = batch.input_ids.numel()
     result = {
         "model": a.model,
+        "fp8": a.fp8 and a.fp8 + (" with parameters" if a.fp8_param else ""),
+        "deterministic": a.deterministic,
         "tok_s_gpu": round(tokens / step_seconds),
         "tflops_gpu": round(3 * flops * tokens / step_seconds / 1e12, 1),
         "fwd_tflops_gpu": round(flops * tokens / forward_seconds / 1e12, 1),
