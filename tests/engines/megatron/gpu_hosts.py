@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -18,6 +18,7 @@ from areal_like.data.batch import PackedBatch
 from areal_like.engines.megatron.bridges import mbridge
 from areal_like.engines.megatron.engine import MegatronEngine
 from areal_like.engines.megatron.fp8 import readable
+from areal_like.runtime.determinism import deterministic_environment
 
 
 def batch_of(step: int, vocabulary: int = 4096) -> PackedBatch:
@@ -93,9 +94,6 @@ class GpuHost:
                 found[kind] = found.get(kind, 0) + 1
         return found
 
-    def transformer_config(self, *names: str) -> list[Any]:
-        return [str(getattr(self.engine.modules[0].config, n)) for n in names]
-
     def micro_batch_lengths(self) -> list[int]:
         return [m.input_ids.shape[1] for m in self.engine._micro_batches(batch_of(0))]
 
@@ -112,8 +110,8 @@ class GpuHost:
         }
         return sorted(names)
 
-    def peak_gib(self) -> float:
-        return torch.cuda.max_memory_allocated() / 2**30
+    def environment(self) -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in deterministic_environment()}
 
     def _exported(self) -> dict[str, Tensor]:
         return {n: t for bucket in self._buckets() for n, t in bucket.items()}
