@@ -15,7 +15,6 @@ from areal_like.algorithms.sft import SFTLoss
 from areal_like.alloc import ModelAllocation
 from areal_like.config import TrainEngineConfig
 from areal_like.data.batch import PackedBatch
-from areal_like.engines.megatron.bridges import mbridge
 from areal_like.engines.megatron.engine import MegatronEngine
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.runtime.determinism import deterministic_environment
@@ -69,12 +68,9 @@ class GpuHost:
 
     def differing_main_weights(self, folder: str) -> list[str]:
         """Names whose float32 copies in the optimizer are not exactly the values of a Hugging Face folder."""
-        before = mbridge.readable
-        mbridge.readable = lambda p: p.main_param.detach().view(p.shape)  # one rank: its shard is the whole
-        try:
-            exported = {n: t.cpu() for n, t in self.engine.bridge.export(self.engine.modules)}
-        finally:
-            mbridge.readable = before
+        # One rank: its shard of the float32 copies is the whole.
+        tensors = self.engine.bridge.export(self.engine.modules, value=lambda p: p.main_param.detach().view(p.shape))
+        exported = {n: t.cpu() for n, t in tensors}
         return _differing(exported, {n: t.float() for n, t in _tensors(folder).items()})
 
     def save(self, folder: str) -> list[str]:
@@ -84,6 +80,29 @@ class GpuHost:
 
     def load(self, folder: str) -> None:
         self.engine.load(folder)
+
+    def away_and_back(self) -> bool:
+        """Whether offload and onload leave every exported bit, and what the next step does, as it was."""
+        before = self.digest()
+        self.engine.offload()
+        self.engine.onload()
+        return self.digest() == before
+
+    def resume(self, folder: str) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The step after a checkpoint, and that step again after loading the checkpoint."""
+        self.engine.save_checkpoint(folder, step=1)
+        self.engine.finish_checkpoint()
+        first = self.train(1)[0]
+        self.train(2)
+        self.engine.load_checkpoint(folder)
+        return first, self.train(1)[0]
+
+    def attempt(self, method: str, *arguments: object) -> object:
+        """What a method of this host returns, or the error that it raises."""
+        try:
+            return getattr(self, method)(*arguments)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
     def kinds(self) -> dict[str, int]:
         """How many parameters are of which kind of tensor."""

@@ -56,7 +56,7 @@ def folders(tmp_path_factory):
     return {name: str(root / name) for name in configs}
 
 
-def section(folder, *, fp8=None, deterministic=False, dtype="bfloat16", **changes):
+def section(folder, *, fp8=None, deterministic=False, dtype="bfloat16", bridge="mbridge"):
     return TrainEngineConfig(
         backend="megatron:d1",
         path=folder,
@@ -65,9 +65,10 @@ def section(folder, *, fp8=None, deterministic=False, dtype="bfloat16", **change
         mb_spec=MicroBatchConfig(max_tokens_per_mb=1024),
         optimizer=OptimizerConfig(lr=1e-4, warmup_steps_proportion=0.0),
         megatron=MegatronConfig(
-            fp8_config=None if fp8 is None else FP8Config(**fp8), use_deterministic_algorithms=deterministic
+            bridge_type=bridge,
+            fp8_config=None if fp8 is None else FP8Config(**fp8),
+            use_deterministic_algorithms=deterministic,
         ),
-        **changes,
     )
 
 
@@ -77,8 +78,8 @@ def start(config):
     return WorkerGroup.start("gpu", "gpu_hosts:GpuHost", {"config": config}, 1, "cuda", 2, environment=environment)
 
 
-def fp8_run(folder, fp8, scratch):
-    with start(section(folder, fp8=fp8)) as group:
+def fp8_run(folder, fp8, scratch, bridge="mbridge"):
+    with start(section(folder, fp8=fp8, bridge=bridge)) as group:
 
         def ask(method, *arguments):
             return group.call(method, *arguments)[0]
@@ -91,6 +92,8 @@ def fp8_run(folder, fp8, scratch):
             "lengths": ask("micro_batch_lengths"),
             "steps": ask("train", 20),
             "saved": ask("save", scratch),
+            "offload": ask("attempt", "away_and_back"),
+            "resumed": ask("attempt", "resume", f"{scratch}-recovery"),
         }
         ask("load", folder)
         told |= {"main after load": ask("differing_main_weights", folder), "steps after load": ask("train", 1)}
@@ -118,6 +121,7 @@ def runs(folders, tmp_path_factory):
     jobs = {"bf16": (fp8_run, folders["dense"], None, scratch / "bf16")}
     jobs |= {n: (fp8_run, folders["dense"], options, scratch / n) for n, options in FP8.items()}
     jobs |= {n: (fp8_run, folders["moe"], options, scratch / n) for n, options in {"moe": None, **MOE_FP8}.items()}
+    jobs["bridge"] = (fp8_run, folders["dense"], FP8["tensorwise-param"], scratch / "bridge", "megatron-bridge")
     for again in (1, 2):
         jobs |= {f"repeat {kind} {again}": (deterministic_run, folders[kind]) for kind in ("dense", "moe")}
         jobs[f"repeat fp8 {again}"] = (deterministic_run, folders["dense"], {"recipe": "tensorwise"})
@@ -146,7 +150,7 @@ def _table(results):
     return "\n".join(rows)
 
 
-@pytest.mark.parametrize("name", [*FP8, *MOE_FP8])
+@pytest.mark.parametrize("name", [*FP8, *MOE_FP8, "bridge"])
 def test_twenty_steps_beside_bfloat16(runs, name):
     """e4m3 has 4 significant bits: a product differs by about 2**-5 at each weight, independently, so by much less in
     sum. Delayed scaling starts with scales of 1 and is the farthest."""
@@ -165,7 +169,7 @@ def test_bfloat16_weights_are_those_of_the_checkpoint(runs, name):
     assert told["main after load"] == [] and told["saved"] == []
 
 
-@pytest.mark.parametrize("name", [n for n, o in (FP8 | MOE_FP8).items() if o.get("param")])
+@pytest.mark.parametrize("name", ["bridge", *(n for n, o in (FP8 | MOE_FP8).items() if o.get("param"))])
 def test_fp8_weights(runs, name):
     """Exported is what the model computes with, at most half a unit of 4 significant bits (2**-4) away from the
     checkpoint; the optimizer holds the checkpoint's own values, also after another load."""
@@ -180,6 +184,14 @@ def test_a_load_starts_over(runs, name):
     """Not with recipe delayed, which remembers scales."""
     first, again = runs[name]["steps"][0], runs[name]["steps after load"][0]
     assert again == pytest.approx(first, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bf16", *FP8])
+def test_offload_and_resume(runs, name):
+    told = runs[name]
+    assert told["offload"] is True
+    first, again = told["resumed"]
+    assert again == pytest.approx(first, rel=1e-4), "the step after the checkpoint, made twice"
 
 
 @pytest.mark.parametrize(("name", "multiple"), [("tensorwise", 16), ("blockwise", 128), ("delayed", 16)])
