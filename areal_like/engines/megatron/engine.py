@@ -17,6 +17,7 @@ from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
 from areal_like.engines.megatron import cpu, determinism, fp8
 from areal_like.engines.megatron.bridges import create_bridge
 from areal_like.engines.megatron.checkpoint import Checkpointer
+from areal_like.engines.megatron.communicators import warm_up
 from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
@@ -86,6 +87,8 @@ class MegatronEngine:
             torch.cuda.set_device(self.device)
         join_world(self.device_type)
         self.groups = create_process_groups(self.allocation.mesh())
+        seconds = warm_up(self.groups, self.device)
+        print(f"communicators of {self.allocation}: each used once, {seconds:.2f} s", flush=True)
         self.profiler = create_profiler(
             self.config.profiler, rank=self.groups.rank, mesh=self.groups.mesh, device=self.device_type
         )
@@ -94,6 +97,7 @@ class MegatronEngine:
             self.random.seed(self.seed, self.groups)
             self._build()
             self._create_optimizer()
+        self.passes.warm_up(self.device)
         self.offloader.watch(self.modules, getattr(self, "chunks", []), self.optimizer, self.device)
         if self.profiler is not None:
             self.profiler.watch(self.passes.config, self.optimizer)

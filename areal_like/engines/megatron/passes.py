@@ -15,6 +15,7 @@ from torch import Tensor
 
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs
+from areal_like.engines.megatron.communicators import warm_up_neighbours
 from areal_like.engines.megatron.context_parallel import gather_tokens
 from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
 from areal_like.engines.megatron.micro_batches import MicroBatch
@@ -42,6 +43,11 @@ class ModelPasses:
         self._communicator = P2PCommunicator(pp_group=groups.collection.pp, config=self.config) if pp > 1 else None
         # The loss is already divided by the weight of the global batch: gradients are summed and not rescaled.
         self.config.finalize_model_grads_func = _finalize_without_scaling
+
+    def warm_up(self, device: torch.device) -> None:
+        """Use the links between neighbouring stages once. Collective."""
+        if self._communicator is not None:
+            warm_up_neighbours(self._communicator, self.groups, device, self.config.pipeline_dtype)
 
     def gradients(self, micro_batches: list[MicroBatch], loss: Loss) -> dict[str, float]:
         """Accumulate the gradients of the loss over the global batch.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import hashlib
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
-from areal_like.engines.megatron import profile
+from areal_like.alloc import ModelAllocation
+from areal_like.engines.megatron import communicators, profile
+from areal_like.engines.megatron.process_groups import create_process_groups
 
 
 def weights(engine: Any) -> list[str]:
@@ -114,3 +118,81 @@ def _optimizer(engine: Any) -> dict[str, torch.Tensor]:
                 if torch.is_tensor(value):
                     found[f"optimizer{i}.{key}.{j}"] = value
     return found
+
+
+# Communicators
+
+_counted: list[Any] = []
+_original = dist.distributed_c10d._new_process_group_helper
+
+
+def count_new_groups(engine: Any) -> int:
+    """From now on count what is made in this process, by whomever: everything goes through this one function."""
+    _counted.clear()
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        _counted.append(args)
+        return _original(*args, **kwargs)
+
+    dist.distributed_c10d._new_process_group_helper = helper
+    return len(_counted)
+
+
+def new_groups_counted(engine: Any) -> int:
+    return len(_counted)
+
+
+def new_groups_of_a_layout(engine: Any, text: str) -> int:
+    create_process_groups(ModelAllocation.parse(text).mesh())
+    dist.distributed_c10d._new_process_group_helper = _original
+    return len(_counted)
+
+
+def used_at_start(engine: Any) -> tuple[set[str], set[str], int]:
+    """Names of the groups that a warm-up uses, names of all that the rank has, exchanges with neighbours."""
+    used, exchanged, plain, batch = [], [], dist.all_reduce, dist.batch_isend_irecv
+
+    def all_reduce(tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        used.append(group)
+        return plain(tensor, group=group, async_op=async_op)
+
+    def exchange(ops: Any) -> Any:
+        exchanged.append(ops)
+        return batch(ops)
+
+    with patch.object(dist, "all_reduce", all_reduce), patch.object(dist, "batch_isend_irecv", exchange):
+        communicators.warm_up(engine.groups, engine.device)
+        engine.passes.warm_up(engine.device)
+    held = {n: g for n, g in vars(engine.groups.collection).items() if isinstance(g, dist.ProcessGroup)}
+    return {name for name, group in held.items() if any(group is u for u in used)}, set(held), len(exchanged)
+
+
+def wrong_sum(engine: Any) -> str:
+    """A link that loses data."""
+    work = type("Work", (), {"wait": lambda self, patience: None})()
+    with patch.object(dist, "all_reduce", lambda *args, **kwargs: work):
+        return _error(communicators.warm_up, engine.groups, engine.device)
+
+
+def lonely_warm_up(engine: Any, comes: bool) -> str | None:
+    if not comes:
+        return None
+    return _error(communicators.warm_up, engine.groups, engine.device, patience=datetime.timedelta(seconds=2))
+
+
+def wrong_neighbour(engine: Any) -> str:
+    class Liar:
+        def send_forward_recv_forward(self, *args: Any) -> torch.Tensor:
+            return torch.full((1, 1, 1), 7.0)
+
+        send_backward_recv_backward = send_forward_recv_forward
+
+    return _error(communicators.warm_up_neighbours, Liar(), engine.groups, engine.device, torch.float32)
+
+
+def _error(function: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        function(*args, **kwargs)
+    except communicators.CommunicationError as error:
+        return str(error)
+    return "no error"
