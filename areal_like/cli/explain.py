@@ -30,8 +30,16 @@ def add(commands: Commands) -> None:
     command.add_argument("--colocated", action="store_true", help="the rollout engine is on the trainer's GPUs")
     command.add_argument("--rollout-sequences", type=positive, default=256, help="generated at once by a replica (256)")
     command.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
-    command.add_argument("--recompute-layers", type=positive, default=1, help="layers of a recomputed group (1)")
+    command.add_argument("--recompute-method", choices=("uniform", "block"), default="uniform")
+    command.add_argument("--recompute-layers", type=positive, default=1, help="of a recomputed group or block (1)")
+    command.add_argument("--recompute-modules", default="core_attn", metavar="PARTS", help="of selective (core_attn)")
     command.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    command.add_argument("--lora-rank", type=positive, help="train adapters of this rank, and not the model")
+    command.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="matrices with one (all-linear)")
+    command.add_argument(
+        "--fp8", choices=("delayed", "tensorwise", "blockwise", "mxfp8"), help="recipe of FP8 products"
+    )
+    command.add_argument("--fp8-param", action="store_true", help="the weights themselves are FP8")
     command.add_argument("--optimizer", choices=("adam", "sgd", "none"), default="adam")
     add_pipeline_layout(command)
     command.add_argument(
@@ -58,8 +66,8 @@ def memory(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """0 when it fits, 1 when it does not or the model cannot be cut this way, 2 for input that cannot be read."""
     from areal_like.preflight import check_layout
-    from areal_like.spec import ModelSpec, ModelSpecError, PipelineLayoutError
-    from areal_like.spec.memory import PARTS, MemoryJob, predict
+    from areal_like.spec import ModelSpec, ModelSpecError
+    from areal_like.spec.memory import PARTS, LoRA, MemoryJob, predict
 
     allocation = _allocation(options.text, options.gpus)
     rollout = None if options.rollout is None else _allocation(options.rollout, options.gpus)
@@ -79,13 +87,21 @@ def run(options: argparse.Namespace) -> int:
     if any(p.code in ("AL303", "AL304", "AL305", "AL306", "AL307", "AL308", "AL309") for p in problems):
         print("\n".join(p.render() for p in problems), file=sys.stderr)
         return 1
+    lora = None
+    if options.lora_rank is not None:
+        lora = LoRA(options.lora_rank, tuple(options.lora_targets.split(",")), options.dtype)
     job = MemoryJob(
         micro_tokens=options.micro_tokens or options.seq,
         seq=options.seq,
         micro_batches=options.micro_batches,
         dtype=options.dtype,
         recompute=options.recompute,
+        recompute_method=options.recompute_method,
         recompute_layers=options.recompute_layers,
+        recompute_modules=tuple(options.recompute_modules.split(",")),
+        lora=lora,
+        fp8=options.fp8,
+        fp8_param=options.fp8_param,
         optimizer=None if options.optimizer == "none" else options.optimizer,
         offload=offload,
         rollout=rollout,
@@ -97,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         plan = predict(spec, allocation, job)
-    except PipelineLayoutError as error:
+    except ValueError as error:  # of --pipeline-layout or --lora-targets
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(plan.to_dict(), indent=2) if options.json else plan.render())

@@ -11,7 +11,7 @@ from areal_like.preflight.job import GIB, Job, Role
 from areal_like.preflight.offloading import offload_of
 from areal_like.preflight.registry import Finding, example, rule
 from areal_like.preflight.rules.batches import answers_an_update, full_groups, groups_a_step, longest_sequence, room
-from areal_like.spec.memory import MemoryJob, MemoryPlan, predict
+from areal_like.spec.memory import LoRA, MemoryJob, MemoryPlan, predict
 
 SHOWN = 3
 """Parts of a phase that a message names, the largest first."""
@@ -116,7 +116,12 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
         micro_batches=full_groups(role, max(section.mb_spec.n_mbs or 1, ceil(sequences * longest / max(1, tokens)))),
         dtype=section.dtype,
         recompute=(options.recompute_granularity or "none") if section.gradient_checkpointing else "none",
+        recompute_method=options.recompute_method or "uniform",
         recompute_layers=options.recompute_num_layers or 1,
+        recompute_modules=options.recompute_modules or ("core_attn",),
+        lora=_adapters(section) if trained else None,
+        fp8=None if options.fp8_config is None else options.fp8_config.recipe,
+        fp8_param=options.fp8_config is not None and options.fp8_config.param,
         optimizer=section.optimizer.type if trained else None,
         distributed_optimizer=options.ddp.use_distributed_optimizer,
         grad_reduce_in_fp32=options.ddp.grad_reduce_in_fp32,
@@ -132,6 +137,12 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
         return predict(role.spec, role.allocation, memory_job)
     except ValueError:  # the layers cannot fill the stages so, which is a finding of its own
         return None
+
+
+def _adapters(section: Any) -> LoRA | None:
+    if not section.use_lora:
+        return None
+    return LoRA(section.lora_rank, section.target_modules, section.lora_dtype or section.dtype)
 
 
 def _severity(job: Job) -> Severity:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from areal_like.alloc import ModelAllocation
 from areal_like.spec.memory import states, transfer
 from areal_like.spec.memory.job import GIB, MemoryJob
+from areal_like.spec.memory.trained import trained
 from areal_like.spec.model import ModelSpec
 from areal_like.spec.shards import RankClass
 
@@ -48,9 +49,10 @@ def _copies(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, classe
     """What the ranks of the first node keep for offloaded parts."""
     total = 0
     for ranks in classes:
+        held = trained(spec, allocation, ranks, job)
         here = max(0, min(ranks.first_rank + ranks.ranks, job.gpus_per_node) - ranks.first_rank)
         if "parameters" in job.offload:
-            total += here * states.weights(ranks.counts, job)
+            total += here * states.weights(spec, ranks.counts, job, held)
         if "optimizer" in job.offload:
-            total += here * states.optimizer(spec, allocation, ranks.counts, job)
+            total += here * states.optimizer(spec, allocation, held, job)
     return total

@@ -7,13 +7,36 @@ from typing import Literal
 
 from areal_like.alloc import ModelAllocation
 
-__all__ = ["BYTES", "GIB", "PARTS", "MemoryJob"]
+__all__ = ["BYTES", "GIB", "PARTS", "LoRA", "MemoryJob"]
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Of one element in each dtype a model may have."""
 PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer": "optimizer"}
 """What can be offloaded, and its row in a table of phases."""
+
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Adapters that are trained instead of the model.
+
+    Attributes:
+        rank: `lora_rank`.
+        targets: `target_modules`.
+        dtype: `lora_dtype`.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ("all-linear",)
+    dtype: Dtype = "bfloat16"
+
+    @property
+    def element(self) -> int:
+        """Bytes of one number."""
+        return BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -26,7 +49,11 @@ class MemoryJob:
         micro_batches: of a step on each data-parallel rank.
         dtype: of parameters and arithmetic.
         recompute: what the backward pass computes again (`gradient_checkpointing`, `recompute_granularity`).
-        recompute_layers: layers of a recomputed group (`recompute_num_layers`, method uniform).
+        recompute_method: of "full": groups of layers, or the first layers of each stage.
+        recompute_layers: layers of a recomputed group or block (`recompute_num_layers`).
+        recompute_modules: of "selective": what is recomputed.
+        lora: adapters are trained, and the model stays as it is; None trains the model.
+        fp8: recipe of FP8 products; None for none. `fp8_param`: the weights themselves are FP8.
         optimizer: "adam", "sgd", or None for a model that is not trained.
         distributed_optimizer: optimizer state is sharded over data-parallel ranks.
         grad_reduce_in_fp32: gradients are kept in float32 whatever the dtype.
@@ -48,9 +75,14 @@ class MemoryJob:
     micro_tokens: int
     seq: int
     micro_batches: int = 4
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_layers: int = 1
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    lora: LoRA | None = None
+    fp8: str | None = None
+    fp8_param: bool = False
     optimizer: Literal["adam", "sgd"] | None = "adam"
     distributed_optimizer: bool = True
     grad_reduce_in_fp32: bool = True

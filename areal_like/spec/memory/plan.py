@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from areal_like.alloc import ModelAllocation
-from areal_like.spec.memory import activations, kv_cache, logits, overhead, states, transfer
-from areal_like.spec.memory.activations import layer_kinds, stage_memory
+from areal_like.spec.memory import activations, kv_cache, logits, overhead, schedule, states, transfer
+from areal_like.spec.memory.activations import ChunkMemory, chunk_memory
 from areal_like.spec.memory.host import host_memory
 from areal_like.spec.memory.job import PARTS, MemoryJob
+from areal_like.spec.memory.layers import LayerMemory, layer_kinds
 from areal_like.spec.memory.megatron_formula import megatron_estimate
+from areal_like.spec.memory.trained import Trained, trained
 from areal_like.spec.model import ModelSpec
 from areal_like.spec.shards import RankClass, rank_classes
 
@@ -123,11 +125,8 @@ def predict(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> Mem
         ValueError: the layers cannot fill the stages, or `job.pipeline_layout` does not fit. (Whether the allocation
             can hold the model at all is for `preflight.check_layout`; sizes that do not divide are rounded up here.)
     """
-    kinds = layer_kinds(spec, allocation, job)
-    trainer = tuple(
-        RankMemory(ranks, tuple(_Trainer(spec, allocation, job, ranks, stage_memory(spec, job, ranks, kinds)).phases()))
-        for ranks in rank_classes(spec, allocation, job.pipeline_layout)
-    )
+    kinds, classes = layer_kinds(spec, allocation, job), rank_classes(spec, allocation, job.pipeline_layout)
+    trainer = tuple(_Trainer(spec, allocation, job, ranks, kinds).memory() for ranks in classes)
     rollout = None
     if job.rollout is not None and not job.colocated:
         rollout = RankMemory(None, (_rollout(spec, job, job.rollout, {}),))
@@ -137,7 +136,7 @@ def predict(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> Mem
         job,
         trainer,
         rollout,
-        host_memory(spec, allocation, job, rank_classes(spec, allocation)),
+        host_memory(spec, allocation, job, classes),
         megatron_estimate(spec, allocation, job),
     )
 
@@ -150,7 +149,10 @@ class _Trainer:
     allocation: ModelAllocation
     job: MemoryJob
     ranks: RankClass
-    stage: activations.StageMemory
+    kinds: dict[bool, LayerMemory]
+
+    def memory(self) -> RankMemory:
+        return RankMemory(self.ranks, tuple(self.phases()))
 
     def phases(self) -> list[Phase]:
         found = [self.load(), self.log_probs()]
@@ -170,12 +172,22 @@ class _Trainer:
     def is_last(self) -> bool:
         return self.ranks.stage == self.allocation.pp - 1
 
+    @cached_property
+    def chunks(self) -> tuple[ChunkMemory, ...]:
+        """The virtual stages that the rank holds."""
+        return tuple(chunk_memory(self.spec, self.job, layers, self.kinds) for layers in self.ranks.layers)
+
+    @cached_property
+    def trained(self) -> Trained:
+        return trained(self.spec, self.allocation, self.ranks, self.job)
+
     def states(self) -> dict[str, int]:
         counts = self.ranks.counts
         return {
-            "weights": states.weights(counts, self.job),
-            "gradients": states.gradients(counts, self.job),
-            "optimizer": states.optimizer(self.spec, self.allocation, counts, self.job),
+            "weights": states.weights(self.spec, counts, self.job, self.trained),
+            "FP8 copies": states.fp8_copies(self.spec, counts, self.job),
+            "gradients": states.gradients(self.trained, self.job),
+            "optimizer": states.optimizer(self.spec, self.allocation, self.trained, self.job),
         }
 
     @cached_property
@@ -197,11 +209,9 @@ class _Trainer:
 
     def load(self) -> Phase:
         """The parameters as they were built, beside the buffers that take them in; or the optimizer's copies after."""
-        parts = self.resident | {"workspaces": 0}
-        built = states.load_transient(self.ranks.counts, self.job)
-        main_copy = parts["optimizer"] if self.job.optimizer == "sgd" else parts["optimizer"] // 3
-        if self.job.dtype == "float32":
-            main_copy = 0
+        parts = self.resident | {"workspaces": 0, "FP8 copies": 0}
+        built = states.load_transient(self.trained)
+        main_copy = states.main_copy(self.spec, self.allocation, self.trained, self.job)
         parts["optimizer"] = 0 if built >= main_copy else main_copy  # moments come with the first step
         parts["parameters as built"] = built if built >= main_copy else 0
         return Phase("load", parts)
@@ -210,35 +220,44 @@ class _Trainer:
         """A pass without gradients: the fullest layer, or on the last stage the logits."""
         spec, allocation, job = self.spec, self.allocation, self.job
         parts = self.present("parameters") | {"batch": overhead.batch(spec, job)}
-        tables = self.stage.routing_tables * allocation.vpp
-        parts["activations"] = self.stage.forward + tables
+        forward, end = max(chunk.forward for chunk in self.chunks), self.chunks[-1].boundary
+        parts["activations"] = forward + self.tables
         if self.is_last:
             size = logits.logits(spec, allocation, job)
             chunks = logits.chunks(spec, allocation, job, backward=False)
-            parts["logits"] = size if job.micro_batches > 1 else 0  # of the pass before
-            if size + chunks + self.stage.boundary >= self.stage.forward:
+            # Those of the pass before; the interleaved schedule lets go of them.
+            parts["logits"] = size if job.micro_batches > 1 and allocation.vpp == 1 else 0
+            if size + chunks + end >= forward:
                 parts["logits"] += size
-                parts |= {"activations": self.stage.boundary + tables, "log-prob chunks": chunks}
+                parts |= {"activations": end + self.tables, "log-prob chunks": chunks}
         return Phase("log-probs", parts)
 
     def update(self) -> Phase:
-        """The backward pass where it begins (on the last stage at the logits), or in its first layer."""
+        """The fullest moment of the backward passes."""
         spec, allocation, job = self.spec, self.allocation, self.job
-        parts = self.resident | {"batch": overhead.batch(spec, job)}
-        kept = activations.kept(self.stage, allocation, job, self.ranks.stage)
-        in_layer = self.stage.backward + (self.stage.group if job.recompute == "full" else 0)
-        tables = self.stage.routing_tables * allocation.vpp if job.recompute == "full" else 0
-        kept += tables
-        parts["activations"] = kept + in_layer
-        if self.is_last:
-            size = logits.logits(spec, allocation, job)
-            chunks = logits.chunks(spec, allocation, job, backward=True)
-            norm = 2 * self.stage.boundary
+        resident = self.resident | {"batch": overhead.batch(spec, job)}
+        times = schedule.moments(allocation.pp, allocation.vpp, self.ranks.stage, job.micro_batches)
+        passes = max((self._backward(moment) for moment in times), key=lambda parts: sum(parts.values()))
+        made = states.main_gradients(spec, allocation, self.trained, job)
+        return Phase("update", resident | passes | {"gradients in float32": max(0, made - sum(passes.values()))})
+
+    def _backward(self, moment: schedule.Moment) -> dict[str, int]:
+        """A backward pass where it begins (at the end of the model: with the logits), or in its first layer."""
+        chunk, is_end = self.chunks[moment.chunk], self.is_last and moment.chunk == len(self.chunks) - 1
+        kept = activations.kept(self.chunks, moment, has_head=self.is_last)
+        kept += self.tables if self.job.recompute == "full" else 0
+        in_layer = chunk.backward + chunk.again
+        if is_end:
+            size, norm = logits.logits(self.spec, self.allocation, self.job), 2 * chunk.boundary
+            chunks = logits.chunks(self.spec, self.allocation, self.job, backward=True)
             if norm + 2 * size + chunks >= in_layer:
-                parts |= {"activations": kept + norm, "logits": 2 * size, "log-prob chunks": chunks}
-        passes = parts["activations"] + parts.get("logits", 0) + parts.get("log-prob chunks", 0)
-        made = states.main_gradients(spec, allocation, self.ranks.counts, job)
-        return Phase("update", parts | {"gradients in float32": max(0, made - passes)})
+                return {"activations": kept + norm, "logits": 2 * size, "log-prob chunks": chunks}
+        return {"activations": kept + in_layer}
+
+    @property
+    def tables(self) -> int:
+        """What the dispatchers of all layers keep after a pass."""
+        return sum(chunk.routing_tables for chunk in self.chunks)
 
     def export(self, name: str) -> Phase:
         buffers = transfer.export_buffers(self.spec, self.allocation, self.job)

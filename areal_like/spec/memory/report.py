@@ -13,6 +13,7 @@ __all__ = ["render", "to_dict"]
 
 ORDER = (
     "weights",
+    "FP8 copies",
     "parameters as built",
     "gradients",
     "optimizer",

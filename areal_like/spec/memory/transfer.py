@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from areal_like.alloc import ModelAllocation
 from areal_like.spec.memory.job import MemoryJob
+from areal_like.spec.memory.trained import largest_adapter
 from areal_like.spec.model import ModelSpec
 
 __all__ = ["BUCKET", "SHARD", "export_buffers", "largest_tensor"]
@@ -21,6 +22,8 @@ SHARD = 4 * 2**30
 
 def export_buffers(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> int:
     """Bytes on the GPU beside the weights while they are exported, at the most."""
+    if job.lora is not None:  # adapters alone travel
+        return 2 * largest_adapter(spec, job) if allocation.tp * allocation.etp > 1 else 0
     tensors = [0]
     if allocation.tp > 1:
         tensors.append(2 * largest_tensor(spec, job))

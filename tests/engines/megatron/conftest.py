@@ -46,7 +46,6 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen3-deep": lambda: Qwen3Config(**SIZES | {"num_hidden_layers": 5}, head_dim=32, tie_word_embeddings=False),
-    "qwen3-deep": lambda: Qwen3Config(**SIZES | {"num_hidden_layers": 5}, head_dim=32, tie_word_embeddings=False),
     "qwen3-moe": lambda: Qwen3MoeConfig(
         **SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
     ),

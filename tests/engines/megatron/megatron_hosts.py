@@ -106,6 +106,18 @@ class EngineHost:
         """The layers of each chunk as Megatron numbers them in the whole model, from 1."""
         return [[layer.layer_number for layer in chunk.decoder.layers] for chunk in self.engine.modules]
 
+    def passes(self, batch: PackedBatch) -> list[tuple[bool, int]]:
+        """A training step as it runs: (is it a forward pass, of which chunk)."""
+        seen: list[tuple[bool, int]] = []
+        handles = []
+        for number, chunk in enumerate(self.engine.modules):
+            handles.append(chunk.register_forward_pre_hook(lambda *_, n=number: seen.append((True, n))))
+            handles.append(chunk.register_full_backward_pre_hook(lambda *_, n=number: seen.append((False, n))))
+        self.engine.train_batch(batch, SFTLoss())
+        for handle in handles:
+            handle.remove()
+        return seen
+
     def tensor_names(self) -> list[str]:
         return self.engine.bridge.tensor_names()
 

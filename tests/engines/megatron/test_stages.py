@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from areal_like.spec import ModelSpec, stage_sizes
+from areal_like.spec.memory import schedule
 from areal_like.spec.stages import StageCount
 
 
@@ -38,3 +40,15 @@ def test_what_does_not_fit_stops_every_rank(pair: Any, models: Any) -> None:
             "PipelineLayoutError",
             "pipeline_layout [1, 1]: it has 2 layers, the model 3; for example [2, 1]",
         )
+
+
+@pytest.mark.parametrize("lengths", [[40, 30], [60] * 5])
+def test_passes_come_in_the_order_that_memory_is_predicted_from(
+    pair: Any, models: Any, helpers: Any, lengths: list[int]
+) -> None:
+    """Megatron's interleaved schedule: two micro-batches are all in flight at once, six are not."""
+    pair.build("megatron:p2v2", models("qwen3-deep"), mb_spec={"max_tokens_per_mb": 64})
+    batch = helpers.random_batch(lengths)
+    micro_batches = 2 * -(-len(lengths) // 2)
+    for stage, seen in enumerate(pair.group.call_each("passes", [(batch,)] * 2)):
+        assert seen == schedule.passes(2, 2, stage, micro_batches)
