@@ -53,8 +53,8 @@ TOLERANCES = {
     # With experts, a token whose router scores nearly tie goes to another one: single logits differ much.
     "bfloat16": Tolerance(logits=1.0, loss=2e-3, grad_norm=2e-2, weights=1e-2),
     "fp8": Tolerance(logits=2.0, loss=2e-2, grad_norm=1e-1, weights=1e-2),
-    # float16 has 11 significant bits: an eighth of bfloat16's rounding, and nearly tied routers again.
-    "float16": Tolerance(logits=0.25, loss=5e-4, grad_norm=5e-3, weights=2e-3),
+    # float16 has 11 significant bits, an eighth of bfloat16's rounding; nearly tied routers differ as much again.
+    "float16": Tolerance(logits=0.5, loss=5e-4, grad_norm=5e-3, weights=2e-3),
 }
 
 

@@ -61,7 +61,9 @@ def test_the_examples_have_no_errors(name):
     assert [d.render() for d in found if d.severity == "error"] == []
 
 
-@pytest.mark.parametrize("name", ["gsm8k_grpo_megatron.yaml", "gsm8k_grpo_megatron_fp8.yaml"])
+@pytest.mark.parametrize(
+    "name", ["gsm8k_grpo_megatron.yaml", "gsm8k_grpo_megatron_fp8.yaml", "gsm8k_grpo_megatron_moe.yaml"]
+)
 def test_examples_for_a_cluster_lack_only_a_server(name):
     found = check(load_config(ROOT / "examples" / "math" / name, []))
     assert [(d.code, d.key) for d in found if d.severity == "error"] == [("AL205", "rollout.backend")]

@@ -41,14 +41,20 @@ SIZES = {
     "max_position_embeddings": 256,
     "initializer_range": 0.1,
 }
+EXPERTS = {
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-tied": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True, rms_norm_eps=1e-5),
     "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen3-deep": lambda: Qwen3Config(**SIZES | {"num_hidden_layers": 5}, head_dim=32, tie_word_embeddings=False),
-    "qwen3-moe": lambda: Qwen3MoeConfig(
-        **SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
-    ),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS),
+    "qwen3-moe-4": lambda: Qwen3MoeConfig(**(SIZES | {"num_hidden_layers": 4}), **EXPERTS),
 }
 
 

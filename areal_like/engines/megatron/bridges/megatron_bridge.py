@@ -142,7 +142,7 @@ class MegatronBridge:
         return mapping
 
     def _parameters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Parameter]]:
-        """Name in the whole model, module and parameter of all that this rank holds; what the folder's model has not is left out."""
+        """Name in the whole model, module and parameter of what this rank holds and the folder's model has."""
         here = self.groups.mesh.coordinates(self.groups.rank)
         layers = chunk_layers(self.stages, self.groups.mesh.size("pp"), here.pp)
         for chunk, its_layers in zip(chunks, layers, strict=True):
