@@ -89,6 +89,12 @@ def test_the_allgather_dispatcher_with_unequal_sequences(request, models, helper
     assert_step(ranks, helpers, Reference(folder), batch, aux=0.3, z=0.05)
 
 
+def test_auxiliary_losses_through_megatron_bridge(solo, models, helpers):
+    folder, batch = models("qwen3-moe"), helpers.random_batch(LENGTHS)
+    solo.build("megatron:d1", folder, optimizer=SGD, megatron=BOTH | {"bridge_type": "megatron-bridge"})
+    assert_step(solo, helpers, Reference(folder), batch, aux=0.3, z=0.05)
+
+
 def test_the_factors_are_large_enough_to_show(solo, models, helpers):
     """Without the losses the reference is far from the step that the test above compares."""
     folder, batch = models("qwen3-moe"), helpers.random_batch(LENGTHS)
@@ -188,6 +194,21 @@ def test_the_expert_bias_is_float32_and_survives_a_load(solo, models, helpers):
     assert torch.equal(torch.stack(solo.group.call("expert_bias")[0]), torch.stack(biases))
 
 
+@slow
+def test_the_expert_bias_is_in_a_recovery_checkpoint(pair, models, helpers, tmp_path):
+    """Saved under d2e2 and loaded under p2: each stage has the biases of its layers."""
+    folder, options = models("qwen3-moe"), {"moe_router_bias_update_rate": 0.01}
+    pair.build("megatron:d2e2", folder, megatron=options)
+    pair.train(helpers.random_batch(LENGTHS))
+    saved, _ = pair.group.call("expert_bias")
+    pair.group.call("do", "save_checkpoint", tmp_path / "saved", step=1)
+    pair.group.call("do", "finish_checkpoint")
+    pair.build("megatron:p2", folder, megatron=options)
+    pair.group.call("do", "load_checkpoint", tmp_path / "saved")
+    first, second = pair.group.call("expert_bias")
+    assert torch.equal(torch.stack([*first, *second]), torch.stack(saved)) and torch.stack(saved).abs().max() > 0
+
+
 # What reaches Megatron's modules
 
 EVERYTHING = {
@@ -211,13 +232,16 @@ DEFAULTS = {
 }
 
 
-def test_options_reach_every_layer(solo, models):
-    solo.build("megatron:d1", models("qwen3-moe"), megatron=EVERYTHING)
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+def test_options_reach_every_layer(solo, models, bridge):
+    """Also those that are off: megatron-bridge's own defaults would add a load-balancing loss and fuse kernels."""
+    named = {"bridge_type": bridge}
+    solo.build("megatron:d1", models("qwen3-moe"), megatron=EVERYTHING | named)
     wanted = EVERYTHING | {"moe_router_enable_expert_bias": True}
     (layers,) = solo.group.call("moe_layers", list(wanted))
     kinds = {"dispatcher": "MoEAlltoAllTokenDispatcher", "experts": "SequentialMLP"}
     assert layers == [wanted | kinds] * 3
-    solo.build("megatron:d1", models("qwen3-moe"))
+    solo.build("megatron:d1", models("qwen3-moe"), megatron=named)
     (layers,) = solo.group.call("moe_layers", list(DEFAULTS))
     assert layers == [DEFAULTS | kinds] * 3
 

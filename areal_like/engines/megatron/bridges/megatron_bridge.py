@@ -64,7 +64,9 @@ class MegatronBridge:
         if device.type != "cuda":
             cpu.install()  # that imported more of Megatron
         from megatron.bridge.models.conversion.model_bridge import get_model_bridge
+        from megatron.bridge.models.conversion.param_mapping import AutoMapping
 
+        AutoMapping.register_module_type("PackedRouter", "replicated")  # it tells how a module is cut by its class
         self.spec = ModelSpec.from_path(path)
         self._hf_config = AutoConfig.from_pretrained(path)
         source: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(self._hf_config), None)
