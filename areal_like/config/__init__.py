@@ -11,6 +11,7 @@ from areal_like.config.megatron import DDPConfig, FP8Config, MegatronConfig
 from areal_like.config.running import (
     ClusterConfig,
     EvaluatorConfig,
+    RecoverConfig,
     RolloutConfig,
     SaverConfig,
     StatsLoggerConfig,
@@ -41,6 +42,7 @@ __all__ = [
     "OptimizerConfig",
     "ProfilerConfig",
     "RLConfig",
+    "RecoverConfig",
     "RefConfig",
     "RejectionSamplingConfig",
     "RolloutConfig",

@@ -8,7 +8,6 @@ from areal_like.config.fields import REQUIRED, Section, fileroot, key, run_name,
 
 _NO_SERVICE = "workers are processes of this machine and find each other without a name service"
 _PLACED_BY_LAYOUT = "processes and GPUs follow from `backend`; nothing else is scheduled"
-_NO_RECOVERY = "this version writes no recovery checkpoints"
 _IN_PROCESS = "rollout workers are called directly, not over HTTP"
 _TENSORBOARD = "figures go to TensorBoard and to a JSONL file"
 _NO_TRACER = "traces are set up for each model: actor.profiler"
@@ -169,19 +168,21 @@ class EvaluatorConfig(TimerConfig):
     )
 
 
-class RecoverConfig(Section):
-    """Continuing an interrupted run."""
+class RecoverConfig(TimerConfig):
+    """Recovery checkpoints: when they are written, and whether a run goes on from one."""
 
-    experiment_name: str = run_name()
-    trial_name: str = trial_name()
-    fileroot: str = fileroot()
     mode: Literal["on", "auto", "off", "disabled"] = key(
-        "disabled", "Continue from a recovery checkpoint.", unsupported_unless=("disabled", "off"), why=_NO_RECOVERY
+        "disabled",
+        "`on` and `auto`: write recovery checkpoints when they are due, and when the run is started again go on from"
+        " the newest whole one, or begin anew when there is none. `off` and `disabled`: neither.",
     )
-    freq_epochs: int | None = key(None, "Every this many epochs.", unit="epochs", ge=1, no_effect=_NO_RECOVERY)
-    freq_steps: int | None = key(None, "Every this many steps.", unit="steps", ge=1, no_effect=_NO_RECOVERY)
-    freq_secs: int | None = key(None, "Every this many seconds.", unit="seconds", ge=1, no_effect=_NO_RECOVERY)
-    retries: int = key(3, "Times that a run is continued.", ge=0, no_effect=_NO_RECOVERY)
+    keep: int = key(2, "Whole recovery checkpoints that stay on disk.", ge=1)
+    retries: int = key(
+        3,
+        "Times that AReaL's launcher starts a failed run again.",
+        ge=0,
+        no_effect="a run goes on when its command is started again; nothing starts it by itself",
+    )
 
 
 class TensorBoardConfig(Section):

@@ -4,9 +4,9 @@ Figures are named `group/name`: `reward/mean`, `actor/loss`, `actor/grad_norm`, 
 `speed/tokens_per_second`, `seconds/generation`.
 """
 
-from areal_like.observe.metrics import MetricsWriter, read_metrics
+from areal_like.observe.metrics import MetricsWriter, keep_steps, read_metrics
 from areal_like.observe.progress import Progress
 from areal_like.observe.samples import Sample, SampleWriter
 from areal_like.observe.timers import PhaseTimers
 
-__all__ = ["MetricsWriter", "PhaseTimers", "Progress", "Sample", "SampleWriter", "read_metrics"]
+__all__ = ["MetricsWriter", "PhaseTimers", "Progress", "Sample", "SampleWriter", "keep_steps", "read_metrics"]

@@ -20,9 +20,14 @@ class MetricsWriter:
     A line is `{"step": 3, "time": 1764000000.0, "reward/mean": 0.25, ...}`; `time` is in seconds since 1970. A figure
     that is not finite is written as null (JSON has no NaN) and warned of. A run that is taken up again appends; a line
     that a killed process left half-written is ended first.
+
+    Args:
+        first_step: TensorBoard forgets this step and later ones, which a run that is taken up again makes anew.
     """
 
-    def __init__(self, folder: str | Path, *, tensorboard: str | Path | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, tensorboard: str | Path | None = None, first_step: int | None = None
+    ) -> None:
         self.path = Path(folder) / FILE_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         torn = _ends_within_a_line(self.path)
@@ -33,7 +38,7 @@ class MetricsWriter:
         if tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(log_dir=str(tensorboard))
+            self._events = SummaryWriter(log_dir=str(tensorboard), purge_step=first_step)
 
     def write(self, step: int, figures: Mapping[str, Any]) -> dict[str, float | None]:
         """Write the figures of a step and flush; returns what was written.
@@ -84,6 +89,23 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         if isinstance(step, dict) and "step" in step:
             steps.append(step)
     return steps
+
+
+def keep_steps(path: str | Path, last: int) -> None:
+    """Remove the lines of steps after `last` from a JSONL file of steps, and torn ones: they are written anew."""
+    path = Path(path)
+    if not path.is_file():
+        return
+    temporary = path.with_name(f".{path.name}.partial")
+    with path.open(encoding="utf-8") as old, temporary.open("w", encoding="utf-8") as new:
+        for line in old:
+            try:
+                step = json.loads(line)["step"]
+            except (json.JSONDecodeError, TypeError, KeyError):
+                continue
+            if step <= last:
+                new.write(line)
+    temporary.rename(path)
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -33,6 +33,8 @@ Each example changes this job, about which no rule has anything to say:
 ```text
 {job}```
 
+`{{examples}}` in an example is a folder with runs that were interrupted.
+
 Codes AL39 and AL56 stand for models and data that cannot be fetched or read; they are found when a run fetches them.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from areal_like.alloc import Diagnostic
@@ -13,6 +14,9 @@ from areal_like.preflight.registry import Example
 from areal_like.spec import ModelSpec
 
 __all__ = ["BASE_JOB", "BASE_MODEL", "findings"]
+
+FILES = Path(__file__).parent / "example_files"
+"""What `{examples}` in an example stands for: runs that were interrupted."""
 
 BASE_JOB = """\
 experiment_name: example
@@ -50,7 +54,8 @@ BASE_MODEL: dict[str, Any] = {
 def findings(example: Example) -> tuple[Diagnostic, ...]:
     """What loading and the rules find in an example."""
     text = BASE_JOB if example.text is None else example.text
-    config, found, _ = examine("job.yaml", example.changes, text=text)
+    changes = [change.replace("{examples}", str(FILES)) for change in example.changes]
+    config, found, _ = examine("job.yaml", changes, text=text)
     if config is None:
         return found
     spec = ModelSpec.from_config({**BASE_MODEL, **dict(example.model)}) if example.model else None

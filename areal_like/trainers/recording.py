@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from areal_like.data.prompts import prompt_text
-from areal_like.observe import MetricsWriter, PhaseTimers, Progress, Sample, SampleWriter
+from areal_like.observe import MetricsWriter, PhaseTimers, Progress, Sample, SampleWriter, keep_steps
 from areal_like.rollout.groups import RolloutGroup
 from areal_like.trainers.startup import Job
 
@@ -19,19 +19,27 @@ __all__ = ["RunRecorder"]
 class RunRecorder:
     """Collects the figures of a step and writes them when it ends.
 
-    In the folder of the run: `metrics.jsonl`, `samples.jsonl` (with `rollout.dump_to_file`), TensorBoard events. What
-    an earlier run of the same name left there is set aside under `NAME.1`, `NAME.2` ...
+    In the folder of the run: `metrics.jsonl`, `samples.jsonl` (with `rollout.dump_to_file`), TensorBoard events. A run
+    that goes on from a checkpoint goes on with them after its step. Else what an earlier run of the same name left,
+    its recovery checkpoints too, is set aside under `NAME.1`, `NAME.2` ...
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         events = job.config.stats_logger.tensorboard.path
         events_folder = Path(events).expanduser() if events else job.folder / "tensorboard"
-        for path in (job.folder / "metrics.jsonl", job.folder / "samples.jsonl", job.folder / "tensorboard"):
-            _set_aside(path)
+        lines = [job.folder / "metrics.jsonl", job.folder / "samples.jsonl"]
+        if job.resume is not None:
+            for path in lines:
+                keep_steps(path, job.steps_done)
+        else:
+            for path in (*lines, job.folder / "tensorboard", job.folder / "recover"):
+                _set_aside(path)
         self._timers = PhaseTimers()
-        self._progress = Progress(job.total_steps)
-        self._metrics = MetricsWriter(job.folder, tensorboard=events_folder)
+        self._progress = Progress(job.total_steps, first_step=job.steps_done)
+        self._metrics = MetricsWriter(
+            job.folder, tensorboard=events_folder, first_step=job.steps_done + 1 if job.resume else None
+        )
         dump = job.config.rollout.dump_to_file
         self._samples = SampleWriter(job.folder, show=self._progress.note) if dump else None
         self._figures: dict[str, float] = {}
@@ -52,6 +60,10 @@ class RunRecorder:
         self._metrics.close()
         if self._samples is not None:
             self._samples.close()
+
+    def note(self, text: str) -> None:
+        """Something to read."""
+        self._progress.note(text)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

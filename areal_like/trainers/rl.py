@@ -3,7 +3,8 @@
 One step (the order of AReaL's `PPOTrainer.train`):
 
     rollouts -> reference log-probabilities -> log-probabilities before the update -> advantages -> update
-    -> pause generation -> new weights and version -> save -> evaluate -> figures -> resume generation
+    -> pause generation -> new weights and version -> save -> recovery checkpoint -> evaluate -> figures
+    -> resume generation
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from areal_like.engines.base import SamplingParams
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.executor import RolloutExecutor
 from areal_like.rollout.groups import Prompt
+from areal_like.spec.recovery import RunState
 from areal_like.trainers.batches import log_prob_figures, rollout_figures, to_batch
 from areal_like.trainers.evaluation import evaluate
 from areal_like.trainers.recording import RunRecorder
+from areal_like.trainers.recovery import Recovery
 from areal_like.trainers.sampling import sample_seed, sampling_params
 from areal_like.trainers.startup import Engines, prepare, start_engines
 from areal_like.trainers.timers import Timer
@@ -61,7 +64,9 @@ class RLTrainer:
         self.job = prepare(config, rows, valid_rows, skip_checks)
         self.config = self.job.config
         self.reward = reward
-        self.version = 0
+        resume = self.job.resume
+        self.version = resume.state.version if resume else 0
+        self._prompts = resume.state.prompts if resume else 0
         self._engines: Engines | None = None
         self._executor: RolloutExecutor | None = None
         actor = self.config.actor
@@ -94,11 +99,26 @@ class RLTrainer:
             RewardError, WorkerError, DiagnosticError: what stopped the run.
         """
         with RunRecorder(self.job) as recorder:
+            if self.job.steps_done >= self.job.total_steps:
+                recorder.note(f"nothing is left to do: step {self.job.steps_done} of {self.job.total_steps} is done")
+                return
             with recorder.phase("start"):
                 engines, executor = self._start()
-            for step in range(1, self.job.total_steps + 1):
+                recovery = self._recovery(engines)
+            for step in range(self.job.steps_done + 1, self.job.total_steps + 1):
                 with recorder.step(step):
-                    self._step(step, engines, executor, recorder)
+                    self._step(step, engines, executor, recovery, recorder)
+                recovery.poll()  # the figures are on disk: the checkpoint may be complete
+            recovery.finish()
+
+    def _recovery(self, engines: Engines) -> Recovery:
+        return Recovery(
+            self.config.recover,
+            engines.actor,
+            self.job.folder,
+            steps_per_epoch=self.job.loader.batches_per_epoch,
+            total_steps=self.job.total_steps,
+        )
 
     def _start(self) -> tuple[Engines, RolloutExecutor]:
         config = self.config
@@ -108,6 +128,10 @@ class RLTrainer:
             max_concurrent=config.rollout.max_concurrent_rollouts or self.job.batch_size,
             max_head_offpolicyness=config.rollout.max_head_offpolicyness,
             queue_size=config.rollout.queue_size,
+            # A batch is counted whole even where an epoch ended with a smaller one (`Admission.short_batch`).
+            version=self.version,
+            accepted=self.job.steps_done * self.job.batch_size,
+            consumed=self.job.steps_done * self.job.batch_size,
         )
         self._executor = executor = RolloutExecutor(
             engines.rollout,
@@ -118,19 +142,26 @@ class RLTrainer:
             sampling=self._sampling,
             decode=self._decode,
         )
-        if config.actor.init_from_scratch:  # the rollout engine has loaded the weights of the folder
+        if self.job.resume is not None:
+            engines.actor.load_checkpoint(self.job.resume.folder / "actor")
+        if self.job.resume is not None or config.actor.init_from_scratch:
+            # The rollout engine has loaded the weights of the folder.
             executor.pause()
-            executor.update_weights(engines.actor.weights(), version=0)
+            adapters_only = config.rollout.use_lora and not config.actor.init_from_scratch
+            executor.update_weights(engines.actor.weights(adapters_only=adapters_only), self.version)
             engines.actor.rest()
             executor.resume()
         executor.start()
         return engines, executor
 
-    def _step(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
+    def _step(
+        self, step: int, engines: Engines, executor: RolloutExecutor, recovery: Recovery, recorder: RunRecorder
+    ) -> None:
         with recorder.phase("generation"):
             groups = executor.next_batch()
         if groups is None:
             raise RuntimeError(f"the prompts ended before step {step}")
+        self._prompts += len(groups)
         batch = to_batch(groups)
         recorder.figures(rollout_figures(groups, batch, self.version))
         recorder.samples(step, groups)
@@ -145,6 +176,9 @@ class RLTrainer:
             buckets = engines.actor.weights(adapters_only=self.config.rollout.use_lora)
             executor.update_weights(buckets, self.version)
         self._save(step, engines, recorder)
+        if recovery.due(step):
+            with recorder.phase("checkpoint"):
+                recovery.save(self._state(step))
         engines.actor.rest()
         self._evaluate(step, engines, executor, recorder)
         executor.resume()
@@ -180,6 +214,15 @@ class RLTrainer:
                     self.config, rows, self.job.tokenizer, executor.replicas, engines.rewards, self._decode
                 )
             recorder.figures(found, "evaluation/")
+
+    def _state(self, step: int) -> RunState:
+        """Where the run stands after a step, whatever the rollout engine has read ahead."""
+        loader = self.job.loader
+        epoch, position = divmod(step, loader.batches_per_epoch)
+        if position == 0:  # the loader begins an epoch with its first batch
+            epoch, position = epoch - 1, loader.batches_per_epoch
+        data = {**loader.state(), "epoch": epoch, "position": position}
+        return RunState(step, self.version, self._prompts, data)
 
     def _sampling(self, prompt: Prompt, sample: int) -> SamplingParams:
         seed = sample_seed(self.config.seed, "rollout", prompt.index, sample)

@@ -131,6 +131,21 @@ class Actor(Reference):
         self._bring(Offload(parameters=True))
         self.workers.call("save", str(folder))
 
+    def save_checkpoint(self, folder: Path, step: int) -> None:
+        """Write a recovery checkpoint, or begin to with `async_save`: `finish_checkpoint` completes it."""
+        self._bring(Offload(parameters=True, optimizer=True))
+        self.workers.call("save_checkpoint", str(folder), step=step)
+
+    def finish_checkpoint(self, *, wait: bool) -> bool:
+        """Complete a checkpoint that is being written; whether none is left."""
+        return all(self.workers.call("finish_checkpoint", wait=wait))
+
+    def load_checkpoint(self, folder: Path) -> int:
+        """Go on from a checkpoint; its step."""
+        self._bring(Offload(parameters=True, optimizer=True))
+        step: int = self.workers.call("load_checkpoint", str(folder))[0]
+        return step
+
     def save_adapter(self, folder: Path) -> None:
         """Write a PEFT folder; it appears whole or not at all."""
         self._bring(Offload(parameters=True))

@@ -17,12 +17,15 @@ from areal_like.data.prompts import encode_prompt, filter_by_length, load_tokeni
 from areal_like.data.rewards import Reward
 from areal_like.data.rows import Row
 from areal_like.preflight import check, check_layout
+from areal_like.preflight.continuing import OTHER
 from areal_like.preflight.offloading import offload_of
 from areal_like.rollout.groups import Prompt
 from areal_like.rollout.rewards import RewardPool
 from areal_like.runtime.local import WorkerGroup
 from areal_like.spec import ModelSpec
+from areal_like.spec.checkpoint import checkpoint_identity, differences
 from areal_like.trainers.placement import Placement, place
+from areal_like.trainers.recovery import Resume, find_resume
 from areal_like.trainers.roles import Actor, Reference
 
 __all__ = ["Engines", "Job", "check_before_start", "prepare", "start_engines"]
@@ -42,6 +45,7 @@ class Job:
         batch_size: prompts of a full batch.
         total_steps: steps of the run.
         notes: what the user should know.
+        resume: the recovery checkpoint that the run goes on from; None when it begins.
     """
 
     config: RLConfig
@@ -53,11 +57,17 @@ class Job:
     batch_size: int
     total_steps: int
     notes: tuple[str, ...]
+    resume: Resume | None = None
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that the run need not make again."""
+        return self.resume.state.step if self.resume else 0
 
     def prompts(self) -> Iterator[list[Prompt]]:
         """The prompts of the run, one list a step."""
-        number = itertools.count()
-        for _ in range(self.total_steps):
+        number = itertools.count(self.resume.state.prompts if self.resume else 0)
+        for _ in range(self.steps_done, self.total_steps):
             yield [Prompt(next(number), encode_prompt(row, self.tokenizer), row) for row in self.loader.next_batch()]
 
 
@@ -101,7 +111,11 @@ def prepare(config: RLConfig, rows: Sequence[Row], valid_rows: Sequence[Row] | N
     if config.total_train_steps is not None:
         total_steps = min(total_steps, config.total_train_steps)
     folder = Path(config.cluster.fileroot).expanduser() / config.experiment_name / config.trial_name
-    return Job(config, folder, placement, tokenizer, loader, valid_rows, batch_size, total_steps, tuple(notes))
+    resume, more = find_resume(config, folder)
+    if resume is not None:
+        _go_on(config, loader, resume)
+    notes += more
+    return Job(config, folder, placement, tokenizer, loader, valid_rows, batch_size, total_steps, tuple(notes), resume)
 
 
 def _raise_errors(findings: Sequence[Diagnostic], skip: Collection[str]) -> None:
@@ -157,6 +171,24 @@ def _loader(config: RLConfig, rows: Sequence[Row], batch_size: int) -> RowLoader
             "AL569", "error", str(error), key="train_dataset.batch_size", file=at.file, line=at.line, column=at.column
         )
         raise DiagnosticError([finding]) from error
+
+
+def _go_on(config: RLConfig, loader: RowLoader, resume: Resume) -> None:
+    """Set the data to where the checkpoint stands, and compare what was not known to the check.
+
+    Raises:
+        DiagnosticError: it is of other data or of another model.
+    """
+    at = config.location("recover.mode")
+    where: dict[str, Any] = {"key": "recover.mode", "file": at.file, "line": at.line, "column": at.column}
+    name = f"recover/{resume.folder.name}"
+    own = checkpoint_identity(ModelSpec.from_path(config.actor.path), config.actor)
+    if differing := differences(resume.manifests["actor"].model, own):
+        raise DiagnosticError([Diagnostic("AL582", "error", f"{name}: {'; '.join(differing)}", help=OTHER, **where)])
+    try:
+        loader.load_state(resume.state.data)
+    except (ValueError, KeyError) as error:
+        raise DiagnosticError([Diagnostic("AL583", "error", f"{name}: {error}", help=OTHER, **where)]) from error
 
 
 @dataclass

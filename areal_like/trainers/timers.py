@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from areal_like.config import EvaluatorConfig, SaverConfig
+from areal_like.config import EvaluatorConfig, RecoverConfig, SaverConfig
 
 
 class Timer:
     """Due after so many epochs, steps or seconds, whichever comes first."""
 
-    def __init__(self, config: SaverConfig | EvaluatorConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: SaverConfig | EvaluatorConfig | RecoverConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config = config
         self._clock = clock
         self._last = clock()

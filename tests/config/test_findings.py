@@ -64,7 +64,6 @@ CASES = [
     ("total_train_n_seqs: 5", "AL811", "total_train_n_seqs", 9, 21, "total_train_epochs and total_train_steps"),
     ("scheduler: {type: ray}", "AL811", "scheduler.type", 9, 19, "write null or local"),
     ("cluster: {n_nodes: 2}", "AL811", "cluster.n_nodes", 9, 20, "one machine"),
-    ("recover: {mode: on}", "AL811", "recover.mode", 9, 17, "no recovery checkpoints"),
     ("teacher: {}", "AL811", "teacher", 9, 1, "key of AReaL"),
     ("allocation_mode: sglang:d4+megatron:d4", "AL814", "allocation_mode", 9, 1, "one `backend` for each role"),
     ("saver: {trial_name: other}", "AL813", "saver.trial_name", 9, 21, "which is t, but says other"),

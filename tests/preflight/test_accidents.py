@@ -210,5 +210,8 @@ def test_25_experts_with_biases():
 
 @pytest.mark.parametrize("row", ["29-megatron-1517", "31-radixark-66"])
 def test_29_31_resuming_under_another_layout(row):
-    """Optimizer shards could not be read under another layout. This version writes no recovery checkpoints."""
-    assert "AL811" in codes("recover.mode=auto")
+    """Optimizer shards could not be read under another layout. Here they can (tests/engines/megatron/test_checkpoints);
+    another model is named before anything starts."""
+    at = ("cluster.fileroot={examples}", "recover={mode: auto, freq_steps: 50}")
+    assert "AL582" in codes(*at)
+    assert not {"AL582", "AL583"} & set(codes(*at, "trial_name=data", "actor.backend=megatron:d2t2"))

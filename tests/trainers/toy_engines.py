@@ -16,12 +16,16 @@ import torch.distributed as dist
 
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Completion, TokenOutputs, WeightBucket
+from areal_like.spec import ModelSpec
+from areal_like.spec.checkpoint import Manifest, checkpoint_identity, read_manifest
 
 VOCABULARY = 8
 
 
 class ToyInference:
-    """`delay` seconds a token, so that a test can interrupt; `die_at` kills the process at that call of generate."""
+    """Tokens follow from the seed of their sample alone, when it has one.
+
+    `delay` seconds a token, so that a test can interrupt; `die_at` kills the process at that call of generate."""
 
     def __init__(self, delay: float = 0.0, die_at: int | None = None, seed: int = 0, **_):
         self.delay, self.die_at, self.calls = delay, die_at, 0
@@ -48,7 +52,9 @@ class ToyInference:
                 if requests[i].sampling.greedy:
                     token = int(log_probs.argmax())
                 else:
-                    token = int(torch.multinomial(log_probs.exp(), 1, generator=self.generator))
+                    seed, place = requests[i].sampling.seed, len(out[i].token_ids)
+                    own = self.generator if seed is None else torch.Generator().manual_seed(seed * 100_003 + place)
+                    token = int(torch.multinomial(log_probs.exp(), 1, generator=own))
                 out[i].token_ids.append(token)
                 out[i].log_probs.append(float(log_probs[token]))
                 out[i].versions.append(self.version)
@@ -80,6 +86,7 @@ class ToyTrain:
         self.logits = torch.zeros(VOCABULARY, requires_grad=True)
         self.steps = 0
         self.total_steps = total_steps
+        self.pending, self.asked = None, False
         self.away: set[str] = set()
         self.moves: list[str] = []
 
@@ -143,6 +150,29 @@ class ToyTrain:
     def _need(self, *parts):
         if away := self.away & set(parts):
             raise RuntimeError(f"away: {away}")
+
+    def save_checkpoint(self, folder, *, step):
+        self.pending = (Path(folder), step, self.logits.tolist())
+
+    def finish_checkpoint(self, *, wait=True):
+        """An asynchronous engine: what was saved is written when somebody asks, with `wait` or the second time."""
+        if self.pending is None:
+            return True
+        if not wait and not self.asked and self.config.megatron.async_save:
+            self.asked = True
+            return False
+        (folder, step, logits), self.pending, self.asked = self.pending, None, False
+        if os.environ["RANK"] == "0":
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "logits.json").write_text(json.dumps(logits))
+            identity = checkpoint_identity(ModelSpec.from_path(self.config.path), self.config)
+            written = Manifest.describe(folder, step=step, layout=str(self.allocation), model=identity, counters={})
+            written.write(folder)
+        return True
+
+    def load_checkpoint(self, folder):
+        self.load(folder)
+        return read_manifest(Path(folder)).step
 
     def offload(self, *, parameters=True, gradients=True, optimizer=True):
         self.away |= {n for n, chosen in (("p", parameters), ("g", gradients), ("o", optimizer)) if chosen}

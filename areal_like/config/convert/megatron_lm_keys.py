@@ -88,7 +88,11 @@ ROWS: tuple[Row, ...] = (
     Row("rl-offload-optimizer-during-inference", "actor.megatron.optimizer_offload", False),
     Row("rl-kv-cache-management-mode", default="persist", note="the rollout engine keeps its memory"),
     Row("rl-use-sequence-packing", default=False, note="sequences are always packed without padding"),
-    Row("rl-durable-rollout-bank", default=False, note="this version writes no recovery checkpoints"),
+    Row(
+        "rl-durable-rollout-bank",
+        default=False,
+        note="answers that are not trained on are drawn again after a recovery",
+    ),
     Row("refit-method", default="gloo", note="weights are streamed to the rollout workers"),
     Row("inference-max-requests", note="Megatron-RL itself reads inference-dynamic-batching-max-requests"),
     Row("load", note="Megatron checkpoints are not read: actor.path is a Hugging Face folder"),

@@ -56,7 +56,7 @@ ROWS: tuple[Row, ...] = (
     Row("trainer.val_before_train", "evaluator.eval_before_train", True),
     Row("trainer.critic_warmup", default=0, note="GRPO has no value model to warm up"),
     Row("trainer.balance_batch", default=True, note="sequences are always balanced over the ranks"),
-    Row("trainer.resume_mode", default="auto", note="recover.mode is of another kind, and off in this version"),
+    Row("trainer.resume_mode", default="auto", note="recover.mode and recover.freq_steps say it here"),
     Row(
         "data.train_files", "train_dataset.path", note="verl's rows have a column prompt, rows here question and answer"
     ),

@@ -16,6 +16,7 @@ from areal_like.preflight.rules import (  # noqa: I001
     memory,
     residence,
     profiler,
+    recovery,
     advice,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "pipeline",
     "profiler",
     "recomputation",
+    "recovery",
     "residence",
     "rollouts",
 ]
