@@ -184,11 +184,11 @@ def _go_on(config: RLConfig, loader: RowLoader, resume: Resume) -> None:
     name = f"recover/{resume.folder.name}"
     own = checkpoint_identity(ModelSpec.from_path(config.actor.path), config.actor)
     if differing := differences(resume.manifests["actor"].model, own):
-        raise DiagnosticError([Diagnostic("AL582", "error", f"{name}: {'; '.join(differing)}", help=OTHER, **where)])
+        raise DiagnosticError([Diagnostic("AL586", "error", f"{name}: {'; '.join(differing)}", help=OTHER, **where)])
     try:
         loader.load_state(resume.state.data)
     except (ValueError, KeyError) as error:
-        raise DiagnosticError([Diagnostic("AL583", "error", f"{name}: {error}", help=OTHER, **where)]) from error
+        raise DiagnosticError([Diagnostic("AL587", "error", f"{name}: {error}", help=OTHER, **where)]) from error
 
 
 @dataclass

@@ -213,5 +213,5 @@ def test_29_31_resuming_under_another_layout(row):
     """Optimizer shards could not be read under another layout. Here they can (tests/engines/megatron/test_checkpoints);
     another model is named before anything starts."""
     at = ("cluster.fileroot={examples}", "recover={mode: auto, freq_steps: 50}")
-    assert "AL582" in codes(*at)
-    assert not {"AL582", "AL583"} & set(codes(*at, "trial_name=data", "actor.backend=megatron:d2t2"))
+    assert "AL586" in codes(*at)
+    assert not {"AL586", "AL587"} & set(codes(*at, "trial_name=data", "actor.backend=megatron:d2t2"))

@@ -12,7 +12,7 @@ from areal_like.spec.checkpoint import checkpoint_identity, differences
 
 
 @rule(
-    "AL582",
+    "AL586",
     summary="the run would go on from a checkpoint of another model",
     why="A recovery checkpoint holds the weights and the optimizer of one model in one type of numbers. Its layout may"
     " change, and the optimizer's settings; the model may not.",
@@ -32,7 +32,7 @@ def checkpoint_of_another_model(job: Job) -> Iterator[Finding]:
 
 
 @rule(
-    "AL583",
+    "AL587",
     summary="the run would go on from a checkpoint of other data",
     why="A checkpoint says which prompts are done. With another seed or batch size they come in another order, and some"
     " would be seen twice and others never.",
@@ -51,7 +51,7 @@ def checkpoint_of_other_data(job: Job) -> Iterator[Finding]:
 
 
 @rule(
-    "AL584",
+    "AL588",
     summary="adapters of random weights cannot be recovered",
     why="A checkpoint of adapters holds the adapters alone: the weights under them come from the model's folder again."
     " Random ones are drawn anew, and under another layout they are others.",
@@ -74,7 +74,7 @@ def adapters_of_random_weights(job: Job) -> Iterator[Finding]:
 
 
 @rule(
-    "AL585",
+    "AL589",
     summary="no recovery checkpoint is ever written",
     why="recover.mode switches recovery on; freq_steps, freq_epochs or freq_secs say when a checkpoint is due.",
     bad=example("recover.mode=auto"),
