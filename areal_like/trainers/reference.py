@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from areal_like.config import OptimizerConfig
 from areal_like.data.batch import PackedBatch
 
-__all__ = ["ReferenceModel"]
+__all__ = ["ReferenceModel", "saved_weights"]
 
 
 class ReferenceModel:
@@ -22,13 +22,12 @@ class ReferenceModel:
 
     def __init__(self, path: Path, optimizer: OptimizerConfig, *, dtype: torch.dtype, device: str) -> None:
         self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-        self.model = model.to(self.device)
+        self.model = self.load(path, dtype)
         self.clip = optimizer.gradient_clipping
         # Small gradients would round to zero in float16: there the loss is multiplied by it, and gradients divided.
         self.loss_scale = optimizer.initial_loss_scale if dtype is torch.float16 else 1.0
         # AdamW keeps float32 copies of lower-precision weights, as mixed-precision training does.
-        self.master = {n: p.detach().float().clone().requires_grad_(True) for n, p in self.model.named_parameters()}
+        self.master = {n: p.detach().float().clone().requires_grad_(True) for n, p in self.trained()}
         decayed = [p for p in self.master.values() if p.ndim > 1]
         plain = [p for p in self.master.values() if p.ndim == 1]
         self.optimizer = torch.optim.AdamW(
@@ -37,6 +36,14 @@ class ReferenceModel:
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.eps,
         )
+
+    def load(self, path: Path, dtype: torch.dtype) -> Any:
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        return model.to(self.device)
+
+    def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """The parameters that are trained, each once."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """float32 `[tokens, vocabulary]`."""
@@ -56,21 +63,26 @@ class ReferenceModel:
             loss = -(chosen * mask[1:].to(self.device)).sum() / weight
             (loss * self.loss_scale).backward()
             total += float(loss.detach())
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.trained():
             gradient = parameter.grad
             self.master[name].grad = None if gradient is None else gradient.float() / self.loss_scale
         norm = torch.nn.utils.clip_grad_norm_(self.master.values(), self.clip)
         self.optimizer.step()
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self.trained():
                 parameter.copy_(self.master[name])
         return total, float(norm)
 
     def weights(self) -> dict[str, Tensor]:
         """Weights under the names of a Hugging Face folder (Transformers itself may hold experts fused)."""
-        with tempfile.TemporaryDirectory(prefix="areal-like-reference-") as folder:
-            self.model.save_pretrained(folder)
-            return {k: v for file in Path(folder).glob("*.safetensors") for k, v in load_file(file).items()}
+        return saved_weights(self.model)
 
     def _sequence_logits(self, ids: Tensor) -> Tensor:
         return self.model(ids[None].to(self.device), use_cache=False).logits[0].float()
+
+
+def saved_weights(model: Any) -> dict[str, Tensor]:
+    """What a Hugging Face folder of the model holds."""
+    with tempfile.TemporaryDirectory(prefix="areal-like-reference-") as folder:
+        model.save_pretrained(folder)
+        return {k: v for file in Path(folder).glob("*.safetensors") for k, v in load_file(file).items()}

@@ -18,8 +18,9 @@ from areal_like.engines.megatron import cpu, determinism, fp8
 from areal_like.engines.megatron.bridges import create_bridge
 from areal_like.engines.megatron.checkpoint import Checkpointer
 from areal_like.engines.megatron.communicators import warm_up
-from areal_like.engines.megatron.lora import Adapter, attach_adapters, trained_dtype
+from areal_like.engines.megatron.lora import attach_adapters, trained_dtype
 from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
+from areal_like.engines.megatron.lora_layer import Adapter
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
 from areal_like.engines.megatron.moe import MoEOptions
 from areal_like.engines.megatron.offload import PARTS, Offloader

@@ -12,63 +12,23 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from megatron.core.tensor_parallel import get_cuda_rng_tracker, get_expert_parallel_rng_tracker_name
-from torch import Tensor
 
 from areal_like.config import TrainEngineConfig
 from areal_like.engines.megatron import cpu
 from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge
+from areal_like.engines.megatron.lora_layer import Adapter, ShardDropout, cast, tracker_name
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.spec import ModelSpec
-from areal_like.spec.lora import COLUMN_PARALLEL, AdapterMatrix, adapter_matrices, lora_targets
+from areal_like.spec.lora import COLUMN_PARALLEL, adapter_matrices, lora_targets
 
-__all__ = ["Adapter", "attach_adapters", "gather", "trained_dtype"]
+__all__ = ["attach_adapters", "trained_dtype"]
 
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])$")
 _PLAIN = re.compile(r"(?:self_attention|mlp)\.(linear_qkv|linear_proj|linear_fc1|linear_fc2)$")
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """This rank's part of one adapter.
-
-    Attributes:
-        matrix: which it is, with whole sizes.
-        module: megatron-bridge's LoRALinear: `to_wrap` and `adapter` (`linear_in` is A, `linear_out` is B).
-        group: the ranks over which A, B and the matrix are split.
-    """
-
-    matrix: AdapterMatrix
-    module: Any
-    group: dist.ProcessGroup
-
-    @property
-    def scaling(self) -> float:
-        return float(self.module.adapter.alpha / self.module.adapter.dim)
-
-    @property
-    def a(self) -> Tensor:
-        """This rank's `[rank / t, inputs]` of a column-parallel matrix, `[rank, inputs / t]` of a row-parallel one."""
-        return self.module.adapter.linear_in.weight.detach()
-
-    @property
-    def b(self) -> Tensor:
-        """This rank's `[outputs / t, rank]`."""
-        return self.module.adapter.linear_out.weight.detach()
-
-    def merged(self) -> Tensor:
-        """This rank's part of W + scaling B A, in the type of W. Collective over `group`."""
-        column = self.matrix.is_column_parallel
-        a = torch.cat(gather(self.a, self.group)) if column else self.a
-        b = self.b if column else torch.cat(gather(self.b, self.group))
-        weight = self.module.to_wrap.weight.detach()
-        return (weight.float() + self.scaling * (b.float() @ a.float())).to(weight.dtype)
 
 
 def trained_dtype(config: TrainEngineConfig, dtype: torch.dtype) -> torch.dtype:
@@ -79,15 +39,6 @@ def trained_dtype(config: TrainEngineConfig, dtype: torch.dtype) -> torch.dtype:
     """
     name = config.lora_dtype if config.use_lora else None
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name] if name else dtype
-
-
-def gather(shard: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """The shards of every rank of the group. Collective."""
-    if group.size() == 1:
-        return [shard]
-    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(shards, shard.contiguous(), group=group)
-    return shards
 
 
 def attach_adapters(
@@ -135,9 +86,9 @@ def attach_adapters(
     for adapter in adapters:
         module = adapter.module.adapter
         module.to(device=device, dtype=dtype)
-        _cast(module, dtype)
+        cast(module, dtype)
         if config.lora_dropout:
-            module.dropout = _ShardDropout(config.lora_dropout, _tracker_name(adapter))
+            module.dropout = ShardDropout(config.lora_dropout, tracker_name(adapter))
         _initialise(adapter, seed)
     return adapters
 
@@ -210,46 +161,6 @@ def _find(
                 else:
                     raise ValueError(f"layer {number}: {name} cannot be trained with an adapter")
                 yield Adapter(expected[key], module, collection.tp if key[0] is None else collection.expt_tp)
-
-
-class _ShardDropout(torch.nn.Module):
-    """Dropout whose draws differ between ranks that hold parts of its input, and agree between those that hold copies.
-
-    Args:
-        tracker: name of Megatron's random state for parts; None for a copy.
-    """
-
-    def __init__(self, p: float, tracker: str | None) -> None:
-        super().__init__()
-        self.p, self.tracker = p, tracker
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.tracker is None or not self.training:
-            return torch.nn.functional.dropout(x, self.p, self.training)
-        with get_cuda_rng_tracker().fork(self.tracker):
-            return torch.nn.functional.dropout(x, self.p, True)
-
-
-def _tracker_name(adapter: Adapter) -> str | None:
-    if adapter.matrix.expert is not None:
-        return str(get_expert_parallel_rng_tracker_name())
-    config = adapter.module.to_wrap.config
-    copied = adapter.group.size() == 1 or (adapter.matrix.is_column_parallel and not config.sequence_parallel)
-    return None if copied else "model-parallel-rng"
-
-
-def _cast(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Compute in the adapter's type, answer in the type of what came in."""
-
-    def before(_: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        module.incoming = arguments[0].dtype  # type: ignore[assignment]
-        return (arguments[0].to(dtype), *arguments[1:])
-
-    def after(_: torch.nn.Module, arguments: Any, output: Tensor) -> Tensor:
-        return output.to(module.incoming)  # type: ignore[arg-type]
-
-    module.register_forward_pre_hook(before)
-    module.register_forward_hook(after)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from areal_like.config import TrainEngineConfig
 from areal_like.engines.base import WeightBucket
-from areal_like.engines.megatron.lora import Adapter, gather
+from areal_like.engines.megatron.lora_layer import Adapter, gather
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.weights import stream_tensors, write_folder
 from areal_like.spec import ModelSpec

@@ -96,6 +96,24 @@ class EngineHost:
     def weights(self) -> Iterator[WeightBucket]:
         yield from self.engine.weights()
 
+    def adapter_weights(self) -> Iterator[WeightBucket]:
+        yield from self.engine.adapter_weights()
+
+    def frozen_parameters(self) -> dict[str, Tensor]:
+        return {
+            f"{number}.{name}": p.detach().clone()
+            for number, chunk in enumerate(self.engine.modules)
+            for name, p in chunk.named_parameters()
+            if not p.requires_grad
+        }
+
+    def trained_elements(self) -> tuple[int, int]:
+        """Numbers that this rank trains, and those that its optimizer keeps a running mean for."""
+        trained = sum(p.numel() for chunk in self.engine.modules for p in chunk.parameters() if p.requires_grad)
+        optimizers = getattr(self.engine.optimizer, "chained_optimizers", [self.engine.optimizer])
+        states = [state for o in optimizers for state in o.optimizer.state.values()]
+        return trained, sum(state["exp_avg"].numel() for state in states)
+
     def bucket_sizes(self, limit: int) -> list[tuple[int, list[str]]]:
         """Bytes and names of each bucket of a stream of small buckets (rank 0 alone has any)."""
         engine = self.engine
