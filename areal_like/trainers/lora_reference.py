@@ -56,7 +56,8 @@ class AdapterReference(ReferenceModel):
         model = get_peft_model(base, settings, autocast_adapter_dtype=False)
         for matrix in self.matrices:
             if matrix.expert is None:
-                first, *others = (model.get_submodule(PREFIX + name) for name, _ in matrix.parts)
+                modules: list[Any] = [model.get_submodule(PREFIX + name) for name, _ in matrix.parts]
+                first, *others = modules
                 for other in others:
                     other.lora_A[ADAPTER].weight = first.lora_A[ADAPTER].weight
         self.places = {m: list(_places(model, m)) for m in self.matrices}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from areal_like.alloc import ModelAllocation
 from areal_like.spec import ModelSpec
 from areal_like.spec.lora import adapter_elements, adapter_matrices, lora_targets
+from areal_like.spec.memory import LoRA, MemoryJob, predict
 
 DENSE = ModelSpec.bundled("Qwen/Qwen3-0.6B")
 MOE = ModelSpec.bundled("Qwen/Qwen3-30B-A3B")
@@ -50,3 +53,22 @@ def test_elements_of_experts_by_hand():
     assert found.experts == 2 * 16 * 8 * ((2048 + 1536) + (768 + 2048))
     attention = adapter_elements(MOE, allocation, ["linear_qkv", "linear_proj"], 8, range(2))
     assert attention == (found.dense, 0) and attention.total == found.dense
+
+
+def test_memory_of_adapters():
+    """Only adapters have gradients (float32) and optimizer states; the model's own weights are there once."""
+    job = MemoryJob(micro_tokens=4096, seq=1024)
+    adapters = replace(job, lora=LoRA(8, ("linear_qkv", "linear_proj"), "bfloat16"))
+    allocation = ModelAllocation.parse("megatron:d2t2")
+
+    def states(j):
+        return predict(DENSE, allocation, j).ranks[0].phase("update").parts
+
+    whole, low_rank = states(job), states(adapters)
+    elements = adapter_elements(DENSE, allocation, ["linear_qkv", "linear_proj"], 8, range(28)).total
+    assert low_rank["weights"] == whole["weights"] + 2 * elements
+    assert low_rank["gradients"] == 4 * elements
+    assert low_rank["optimizer"] == 12 * elements // 2
+    in_float32 = replace(job, lora=LoRA(8, ("linear_qkv", "linear_proj"), "float32"))
+    found = states(in_float32)
+    assert found["weights"] == whole["weights"] + 4 * elements and found["optimizer"] == 8 * elements // 2
