@@ -19,7 +19,7 @@ from areal_like.engines.megatron.bridges import create_bridge
 from areal_like.engines.megatron.checkpoint import Checkpointer
 from areal_like.engines.megatron.communicators import warm_up
 from areal_like.engines.megatron.lora import attach_adapters, trained_dtype
-from areal_like.engines.megatron.lora_export import save_adapter_folder, stream_adapters
+from areal_like.engines.megatron.lora_export import merged_values, save_adapter_folder, stream_adapters
 from areal_like.engines.megatron.lora_layer import Adapter
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
 from areal_like.engines.megatron.moe import MoEOptions
@@ -240,7 +240,7 @@ class MegatronEngine:
     def weights(self) -> Iterator[WeightBucket]:
         self.offloader.require("weights", "parameters")
         self._gather_parameters()
-        return stream_weights(self.bridge, self.modules, self.groups)
+        return stream_weights(self.bridge, self.modules, self.groups, value=merged_values(self.adapters))
 
     @traced_stream
     def adapter_weights(self) -> Iterator[WeightBucket]:

@@ -119,6 +119,7 @@ def _refuse_unsupported(config: TrainEngineConfig, spec: ModelSpec, groups: Mode
         and etp > 1
         and any(t.startswith("linear_fc") for t in targets),
         "moe_router_bias_update_rate changes what adapters leave as it is": megatron.moe_router_bias_update_rate,
+        "the head of a value model would not be trained": config.is_critic,
         "adapters cannot be trained on matrices in FP8": megatron.fp8_config is not None,
     }
     found = [message for message, is_so in problems.items() if is_so]

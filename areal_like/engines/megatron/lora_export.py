@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,25 @@ from torch import Tensor
 
 from areal_like.config import TrainEngineConfig
 from areal_like.engines.base import WeightBucket
-from areal_like.engines.megatron.lora_layer import Adapter, gather
+from areal_like.engines.megatron.fp8 import readable
+from areal_like.engines.megatron.lora_layer import Adapter, gather, merged_weight
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.weights import stream_tensors, write_folder
 from areal_like.spec import ModelSpec
 from areal_like.spec.lora import adapter_matrices
 
-__all__ = ["save_adapter_folder", "stream_adapters"]
+__all__ = ["merged_values", "save_adapter_folder", "stream_adapters"]
+
+
+def merged_values(adapters: Sequence[Adapter]) -> Callable[[torch.nn.Parameter], Tensor]:
+    """This rank's part of a parameter, with the adapter of its matrix merged into it. Collective for such matrices."""
+    wrapped = {id(adapter.module.to_wrap.weight): adapter.module for adapter in adapters}
+
+    def value(parameter: torch.nn.Parameter) -> Tensor:
+        module = wrapped.get(id(parameter))
+        return readable(parameter) if module is None else merged_weight(module)
+
+    return value
 
 
 def stream_adapters(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from areal_like.engines.base import WeightBucket
 from areal_like.engines.megatron.bridges.base import Bridge
+from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.values import export_value_head
 
@@ -28,12 +29,21 @@ _FILES_TO_KEEP = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 def stream_weights(
-    bridge: Bridge, chunks: list[torch.nn.Module], groups: ModelGroups, *, bucket_bytes: int = BUCKET_BYTES
+    bridge: Bridge,
+    chunks: list[torch.nn.Module],
+    groups: ModelGroups,
+    *,
+    value: Callable[[torch.nn.Parameter], Tensor] = readable,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Iterator[WeightBucket]:
-    """All weights under their Hugging Face names; see `stream_tensors`."""
+    """All weights under their Hugging Face names; see `stream_tensors`.
+
+    Args:
+        value: what a parameter is exported as, from this rank's part of it.
+    """
 
     def export() -> Iterator[tuple[str, Tensor]]:
-        yield from bridge.export(chunks)
+        yield from bridge.export(chunks, value)
         yield from export_value_head(chunks)
 
     return stream_tensors(export, groups, bucket_bytes=bucket_bytes)

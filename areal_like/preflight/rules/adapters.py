@@ -9,6 +9,7 @@ from areal_like.preflight.registry import Finding, example, rule
 from areal_like.spec.lora import COLUMN_PARALLEL, lora_targets
 
 _ON = ("actor.use_lora=true", "actor.megatron.bridge_type=megatron-bridge")
+_CRITIC = "backend: megatron:d4, path: Qwen/Qwen3-0.6B, optimizer: {lr: 1e-6}"
 _MOE = ("actor.path=Qwen/Qwen3-30B-A3B", "cluster.n_gpus_per_node=12")
 
 
@@ -167,6 +168,19 @@ def adapters_in_fp8(job: Job) -> Iterator[Finding]:
         if role.section.megatron.fp8_config is not None:
             message = "adapters cannot be trained on matrices in FP8"
             yield Finding(message, "remove fp8_config, or set use_lora: false", key=f"{role.name}.megatron.fp8_config")
+
+
+@rule(
+    "AL558",
+    summary="adapters of a value model",
+    why="Adapters alone would be trained, and not the head, which starts from nothing.",
+    bad=example(*_ON, f"critic={{{_CRITIC}, use_lora: true, megatron: {{bridge_type: megatron-bridge}}}}"),
+    good=example(*_ON, f"critic={{{_CRITIC}}}"),
+)
+def value_head_is_trained(job: Job) -> Iterator[Finding]:
+    for role in _with_adapters(job):
+        if role.section.is_critic:
+            yield Finding("the head of a value model gets no adapter", "set use_lora: false", key=f"{role.name}.use_lora")
 
 
 def _with_adapters(job: Job) -> Iterator[Role]:
