@@ -180,7 +180,9 @@ def adapters_in_fp8(job: Job) -> Iterator[Finding]:
 def value_head_is_trained(job: Job) -> Iterator[Finding]:
     for role in _with_adapters(job):
         if role.section.is_critic:
-            yield Finding("the head of a value model gets no adapter", "set use_lora: false", key=f"{role.name}.use_lora")
+            yield Finding(
+                "the head of a value model gets no adapter", "set use_lora: false", key=f"{role.name}.use_lora"
+            )
 
 
 def _with_adapters(job: Job) -> Iterator[Role]:
