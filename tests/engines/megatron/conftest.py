@@ -48,8 +48,18 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+
+
+def scaled_positions(kind: str) -> dict[str, Any]:
+    """Rotary scaling that changes the frequencies of short sequences; not the numbers of Llama 3.1."""
+    numbers = {"low_freq_factor": 1.5, "high_freq_factor": 3.0, "original_max_position_embeddings": 32}
+    return {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0} | (numbers if kind == "llama3" else {})
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-tied": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True, rms_norm_eps=1e-5),
+    "llama3-scaled": lambda: LlamaConfig(**SIZES, rope_parameters=scaled_positions("llama3")),
+    "llama-linear": lambda: LlamaConfig(**SIZES, rope_parameters=scaled_positions("linear")),
     "qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen3-deep": lambda: Qwen3Config(**SIZES | {"num_hidden_layers": 5}, head_dim=32, tie_word_embeddings=False),
@@ -193,9 +203,9 @@ def quad() -> Iterator[Ranks]:
     yield from _ranks(4)
 
 
-def hugging_face_logits(folder: Path | str, batch: PackedBatch) -> torch.Tensor:
-    """What Transformers says, one sequence at a time: float32 `[tokens, vocabulary]`."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def hugging_face_logits(folder: Path | str, batch: PackedBatch, **changes: Any) -> torch.Tensor:
+    """What Transformers says, a sequence at a time: float32 `[tokens, vocabulary]`; `changes` of its configuration."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **changes)
     with torch.no_grad():
         rows = [model(ids[None], use_cache=False).logits[0] for ids in batch.split_tokens(batch.input_ids) if len(ids)]
     return torch.cat(rows)

@@ -193,8 +193,11 @@ def broken(models, tmp_path):
     return make
 
 
-def checkpoint_error(solo, folder) -> str:
-    (error,) = solo.refuses("megatron:d1", folder)
+BRIDGES = ("mbridge", "megatron-bridge")
+
+
+def checkpoint_error(solo, folder, bridge: str = "mbridge") -> str:
+    (error,) = solo.refuses("megatron:d1", folder, megatron={"bridge_type": bridge})
     assert error is not None and error[0] == "CheckpointError", error
     assert str(folder) in error[1]
     return error[1]
@@ -212,7 +215,8 @@ def checkpoint_error(solo, folder) -> str:
 )
 def test_a_missing_tensor(solo, broken, kind, name):
     folder = broken(kind, lambda weights, config: weights.pop(name))
-    assert f"has no tensor {name!r}" in checkpoint_error(solo, folder)
+    for bridge in BRIDGES:
+        assert f"has no tensor {name!r}" in checkpoint_error(solo, folder, bridge)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +226,7 @@ def test_a_missing_tensor(solo, broken, kind, name):
         ("qwen3", "model.layers.1.self_attn.o_proj.weight", (64, 64)),
         ("qwen3", "model.layers.0.mlp.gate_proj.weight", (95, 64)),
         ("qwen3", "model.layers.0.mlp.down_proj.weight", (64, 95)),
+        ("qwen3", "model.layers.0.mlp.down_proj.weight", (96, 64)),
         ("qwen3", "model.layers.2.input_layernorm.weight", (63,)),
         ("qwen3", "model.embed_tokens.weight", (130, 64)),
         ("qwen3", "model.embed_tokens.weight", (200, 64)),
@@ -233,15 +238,16 @@ def test_a_missing_tensor(solo, broken, kind, name):
 )
 def test_a_tensor_of_another_shape(solo, broken, kind, name, shape):
     folder = broken(kind, lambda weights, config: weights.update({name: torch.zeros(shape)}))
-    message = checkpoint_error(solo, folder)
-    assert name in message, message
+    for bridge in BRIDGES:
+        assert f"{name} is {shape} where" in checkpoint_error(solo, folder, bridge)
 
 
 def test_a_shape_that_does_not_fit_names_the_tensor_on_every_tensor_rank(pair, broken):
     name = "model.layers.0.mlp.down_proj.weight"
     folder = broken("qwen3", lambda weights, config: weights.update({name: torch.zeros(63, 96)}))
-    for error in pair.refuses("megatron:t2", folder):
-        assert error is not None and error[0] == "CheckpointError" and name in error[1]
+    for bridge in BRIDGES:
+        for error in pair.refuses("megatron:t2", folder, megatron={"bridge_type": bridge}):
+            assert error is not None and error[0] == "CheckpointError" and name in error[1]
 
 
 def test_a_missing_shard_file(solo, models, tmp_path):
@@ -288,6 +294,7 @@ def test_an_index_that_is_not_one(solo, models, tmp_path):
 )
 def test_what_the_engine_does_not_compute_is_refused(solo, broken, change, words):
     folder = broken("qwen3", lambda weights, config: config.update(change))
-    message = checkpoint_error(solo, folder)
-    for word in words:
-        assert word in message
+    for bridge in BRIDGES:
+        message = checkpoint_error(solo, folder, bridge)
+        for word in words:
+            assert word in message

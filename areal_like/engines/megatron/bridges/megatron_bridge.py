@@ -29,6 +29,7 @@ from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge,
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.engines.megatron.router import PackedRouter
 from areal_like.spec import ModelSpec
 
 __all__ = ["MegatronBridge"]
@@ -66,7 +67,8 @@ class MegatronBridge:
         from megatron.bridge.models.conversion.model_bridge import get_model_bridge
         from megatron.bridge.models.conversion.param_mapping import AutoMapping
 
-        AutoMapping.register_module_type("PackedRouter", "replicated")  # it tells how a module is cut by its class
+        # It knows by the name of a class how its parameters are split.
+        AutoMapping.register_module_type(PackedRouter.__name__, "replicated")
         self.spec = ModelSpec.from_path(path)
         self._hf_config = AutoConfig.from_pretrained(path)
         source: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(self._hf_config), None)
@@ -77,10 +79,7 @@ class MegatronBridge:
         self._bridge = get_model_bridge(source, hf_config=self._hf_config)
         with quiet(logging.WARNING):  # of fusions that it would have used
             self.config = self._bridge.provider_bridge(SimpleNamespace(config=self._hf_config))
-        fields = {**_DEFAULTS, **_layout(groups, stages), **_types(dtype), **settings}
-        if self.spec.is_moe:  # as mbridge has it: the router of reinforcement learning is left as it is
-            fields.setdefault("moe_router_load_balancing_type", "none")
-        for name, value in fields.items():
+        for name, value in {**_DEFAULTS, **_layout(groups, stages), **_types(dtype), **settings}.items():
             if not hasattr(self.config, name):
                 raise TypeError(f"Megatron's TransformerConfig has no field {name!r}")
             setattr(self.config, name, value)
@@ -144,7 +143,7 @@ class MegatronBridge:
         return mapping
 
     def _parameters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Parameter]]:
-        """Name in the whole model, module and parameter of what this rank holds and the folder's model has."""
+        """Name in the whole model, module and parameter of all that this rank holds of the folder's model."""
         here = self.groups.mesh.coordinates(self.groups.rank)
         layers = chunk_layers(self.stages, self.groups.mesh.size("pp"), here.pp)
         for chunk, its_layers in zip(chunks, layers, strict=True):
