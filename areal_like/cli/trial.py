@@ -42,6 +42,12 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--deterministic", action="store_true", help="repeatable kernels; everything runs twice and bits are compared"
     )
+    command.add_argument(
+        "--lora-rank",
+        type=positive,
+        metavar="N",
+        help="train adapters of this rank alone, beside PEFT (megatron-bridge)",
+    )
     command.add_argument("--steps", type=positive, default=3, help="optimizer steps (default: 3)")
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if enough")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -73,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
         device=options.device,
         fp8=options.fp8,
         deterministic=options.deterministic,
+        lora_rank=options.lora_rank,
     )
     print(json.dumps(report.to_dict(), indent=2) if options.json else report.render())
     return 0 if report.passed else 1

@@ -73,6 +73,10 @@ class ReferenceModel:
                 parameter.copy_(self.master[name])
         return total, float(norm)
 
+    def adapters(self) -> dict[str, Tensor] | None:
+        """The adapters by PEFT's names; None for a model without."""
+        return None
+
     def weights(self) -> dict[str, Tensor]:
         """Weights under the names of a Hugging Face folder (Transformers itself may hold experts fused)."""
         return saved_weights(self.model)

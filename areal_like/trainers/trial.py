@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -21,6 +20,7 @@ from areal_like.config import FP8Config, MegatronConfig, MicroBatchConfig, Optim
 from areal_like.data.batch import PackedBatch
 from areal_like.data.models import resolve_model
 from areal_like.preflight import check_layout
+from areal_like.preflight.rules.adapters import adapter_problems
 from areal_like.preflight.rules.fp8 import fp8_problems
 from areal_like.runtime.determinism import deterministic_environment
 from areal_like.runtime.dispatch import scatter
@@ -28,118 +28,13 @@ from areal_like.runtime.local import WorkerGroup
 from areal_like.spec import ModelSpec, fp8_alignment, padding_multiples
 from areal_like.trainers.reference import ReferenceModel
 from areal_like.trainers.tiny_models import TINY_MODELS, make_tiny_model
+from areal_like.trainers.trial_report import StepDifferences, TrialReport
 
 __all__ = ["StepDifferences", "TrialReport", "run_trial"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # With float16 no step is to be skipped while the engine looks for a loss scale.
 OPTIMIZER = OptimizerConfig(lr=5e-4, weight_decay=0.01, warmup_steps_proportion=0.0, initial_loss_scale=2.0**10)
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """Largest differences that pass: absolute for logits and weights, relative for the loss and the gradient norm."""
-
-    logits: float
-    loss: float
-    grad_norm: float
-    weights: float
-
-
-TOLERANCES = {
-    "float32": Tolerance(logits=1e-4, loss=1e-4, grad_norm=1e-4, weights=1e-4),
-    # bfloat16 has 8 significant bits. The reference runs in bfloat16 too and sums in another order: a logit of size 4
-    # differs by a few units in its last place (2**-6), and a weight of size 0.3 by one or two (2**-9) after a step.
-    # With experts, a token whose router scores nearly tie goes to another one: single logits differ much.
-    "bfloat16": Tolerance(logits=1.0, loss=2e-3, grad_norm=2e-2, weights=1e-2),
-    "fp8": Tolerance(logits=2.0, loss=2e-2, grad_norm=1e-1, weights=1e-2),
-    # float16 has 11 significant bits, an eighth of bfloat16's rounding; nearly tied routers differ as much again.
-    "float16": Tolerance(logits=0.5, loss=5e-4, grad_norm=5e-3, weights=2e-3),
-}
-
-
-@dataclass(frozen=True)
-class StepDifferences:
-    """One optimizer step: values of the engine, and how far they are from the reference; `digest` is of its weights."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    logits: float
-    loss_difference: float
-    grad_norm_difference: float
-    weights: float
-    micro_batches: int
-    tokens_per_second: float
-    digest: str = ""
-
-
-@dataclass
-class TrialReport:
-    """What a trial found."""
-
-    allocation: str
-    model: str
-    bridge: str
-    dtype: str
-    device: str
-    world_size: int
-    fp8: str | None = None
-    start_seconds: float = 0.0
-    exported_tensors: int = 0
-    export_differs: list[str] = field(default_factory=list)
-    steps: list[StepDifferences] = field(default_factory=list)
-    repeats: list[str] | None = None
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return TOLERANCES[self.dtype if self.fp8 is None else "fp8"]
-
-    @property
-    def failures(self) -> list[str]:
-        """What is out of tolerance, in words; empty when the trial passed."""
-        found, limits = [], self.tolerance
-        if self.export_differs:
-            found.append(f"exported weights are not bit-equal: {', '.join(self.export_differs[:3])}")
-        for s in self.steps:
-            for name, value, limit in (
-                ("logits", s.logits, limits.logits),
-                ("loss", s.loss_difference, limits.loss),
-                ("gradient norm", s.grad_norm_difference, limits.grad_norm),
-                ("weights", s.weights, limits.weights),
-            ):
-                if not value <= limit:  # a NaN fails too
-                    found.append(f"step {s.step}: {name} differ by {value:.2g}, more than {limit:.2g}")
-        if not self.steps:
-            found.append("no step was run")
-        return found + (self.repeats or [])
-
-    @property
-    def passed(self) -> bool:
-        return not self.failures
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "tolerance": asdict(self.tolerance), "passed": self.passed, "failures": self.failures}
-
-    def render(self) -> str:
-        numbers = self.dtype if self.fp8 is None else f"{self.dtype} and FP8 {self.fp8}"
-        lines = [
-            f"{self.allocation}  {self.model}  {numbers} on {self.device}, {self.world_size} "
-            f"rank{'s' if self.world_size > 1 else ''} through {self.bridge}, started in {self.start_seconds:.1f} s",
-            f"export: {self.exported_tensors} tensors, "
-            + ("bit-equal" if not self.export_differs else f"{len(self.export_differs)} differ"),
-            "step       loss   |dloss|/loss   grad norm   |dnorm|/norm   |dlogits|   |dweights|   micro   tokens/s",
-        ]
-        lines += [
-            f"{s.step:>4} {s.loss:>10.6f} {s.loss_difference:>14.1e} {s.grad_norm:>11.5f} "
-            f"{s.grad_norm_difference:>14.1e} {s.logits:>11.1e} "
-            f"{s.weights:>12.1e} {s.micro_batches:>7} {s.tokens_per_second:>10.0f}"
-            for s in self.steps
-        ]
-        if self.repeats == []:
-            lines.append(f"second run: loss, gradient norm and weights of {len(self.steps)} steps are bit-equal")
-        lines += [f"FAIL {failure}" for failure in self.failures] or ["PASS within tolerance of Transformers and AdamW"]
-        return "\n".join(lines)
 
 
 def run_trial(
@@ -152,6 +47,7 @@ def run_trial(
     device: str = "auto",
     fp8: str | None = None,
     deterministic: bool = False,
+    lora_rank: int | None = None,
 ) -> TrialReport:
     """Train `model` under the layout `text` and compare every step with Transformers.
 
@@ -164,6 +60,7 @@ def run_trial(
         device: "cpu" (gloo), "cuda", or "auto": GPUs when there are as many as ranks.
         fp8: recipe of FP8 products, with dtype "bfloat16"; None for none.
         deterministic: with repeatable kernels, and twice, in new processes: the bits of both runs are compared.
+        lora_rank: of adapters on every matrix that can have one, which alone are trained, beside PEFT; None for none.
 
     Raises:
         DiagnosticError: the string, the backend or the model does not allow the trial.
@@ -179,8 +76,12 @@ def run_trial(
         else:
             path = resolve_model(model)
         spec = ModelSpec.from_path(path)
-        config = _config(allocation, path, bridge, dtype, fp8, deterministic)
-        problems = [*check_layout(allocation, spec, config), *fp8_problems(allocation, spec, fp8, dtype, device)]
+        config = _config(allocation, path, bridge, dtype, fp8, deterministic, lora_rank)
+        problems = [
+            *check_layout(allocation, spec, config),
+            *fp8_problems(allocation, spec, fp8, dtype, device),
+            *adapter_problems(allocation, spec, config, device),
+        ]
         if problems:
             raise AllocationError(problems)
         report = _compare(allocation, model, config, steps, device)
@@ -190,7 +91,13 @@ def run_trial(
 
 
 def _config(
-    allocation: ModelAllocation, path: Path, bridge: str, dtype: str, fp8: str | None, deterministic: bool
+    allocation: ModelAllocation,
+    path: Path,
+    bridge: str,
+    dtype: str,
+    fp8: str | None,
+    deterministic: bool,
+    lora_rank: int | None,
 ) -> TrainEngineConfig:
     _, padding = padding_multiples(allocation.tp, allocation.cp, fp8_alignment(fp8))
     return TrainEngineConfig(
@@ -199,10 +106,15 @@ def _config(
         dtype=cast(Literal["float32", "bfloat16", "float16"], dtype),
         mb_spec=MicroBatchConfig(max_tokens_per_mb=-(-96 // padding) * padding if fp8 else 96),
         optimizer=OPTIMIZER,
+        use_lora=lora_rank is not None,
+        lora_rank=lora_rank or 1,
+        lora_alpha=2.0 * (lora_rank or 1),
         megatron=MegatronConfig(
             bridge_type=cast(Literal["mbridge", "megatron-bridge"], bridge),
             fp8_config=None if fp8 is None else FP8Config(recipe=cast(Literal["tensorwise"], fp8)),
             use_deterministic_algorithms=deterministic,
+            # On GPUs the experts of a rank are one matrix, which gets no adapter.
+            moe_grouped_gemm=lora_rank is None,
         ),
     )
 
@@ -231,7 +143,12 @@ def _compare(
     with group:
         group.call("initialize")
         report.start_seconds = time.monotonic() - start
-        reference = ReferenceModel(path, OPTIMIZER, dtype=DTYPES[dtype], device=device)
+        if config.use_lora:
+            report.lora_rank, initial = config.lora_rank, _export(group, "adapter_weights")
+            report.adapter_tensors = len(initial)
+            reference: ReferenceModel = _adapter_reference(config, initial, device)
+        else:
+            reference = ReferenceModel(path, OPTIMIZER, dtype=DTYPES[dtype], device=device)
         exported, original = _export(group), reference.weights()
         report.exported_tensors = len(exported)
         report.export_differs = sorted(
@@ -241,6 +158,8 @@ def _compare(
         )
         for step in range(steps):
             report.steps.append(_step(step + 1, group, reference, allocation, vocabulary))
+        if config.use_lora:
+            report.adapter_folder_logits = _adapter_folder(group, config, allocation, vocabulary)
         group.call("close")
     return report
 
@@ -258,6 +177,8 @@ def _step(
     seconds = time.monotonic() - start
     loss, grad_norm = reference.train(batch)
     ours, theirs = _export(group), reference.weights()
+    if (adapters := reference.adapters()) is not None:
+        ours, theirs = ours | _export(group, "adapter_weights"), theirs | adapters
     return StepDifferences(
         step=number,
         loss=figures["loss"],
@@ -270,6 +191,28 @@ def _step(
         tokens_per_second=batch.input_ids.numel() / seconds,
         digest=_digest(ours),
     )
+
+
+def _adapter_reference(config: TrainEngineConfig, adapters: dict[str, torch.Tensor], device: str) -> ReferenceModel:
+    from areal_like.trainers.lora_reference import AdapterReference  # PEFT comes with the extra megatron-bridge
+
+    return AdapterReference(config, adapters, dtype=DTYPES[config.dtype], device=device)
+
+
+def _adapter_folder(
+    group: WorkerGroup, config: TrainEngineConfig, allocation: ModelAllocation, vocabulary: int
+) -> float:
+    """How far the logits are that PEFT gives with the adapters the engine saves."""
+    from areal_like.trainers.lora_reference import logits_of_folder
+
+    batch = _batch(0, allocation, vocabulary)
+    dispatch = scatter(batch, allocation.mesh())
+    ours = dispatch.collect(group.call_each("logits", [(shard,) for shard in dispatch.shards]))
+    with tempfile.TemporaryDirectory(prefix="areal-like-try-") as folder:
+        group.call("save_adapter", str(Path(folder) / "adapter"))
+        sequences = batch.split_tokens(batch.input_ids)
+        theirs = logits_of_folder(Path(config.path), Path(folder) / "adapter", sequences, DTYPES[config.dtype])
+    return _difference(ours, theirs)
 
 
 def _repeats(report: TrialReport, allocation: ModelAllocation, config: TrainEngineConfig, device: str) -> list[str]:
@@ -312,8 +255,8 @@ def _batch(step: int, allocation: ModelAllocation, vocabulary: int) -> PackedBat
     return PackedBatch.from_sequences(sequences, tokens={"loss_mask": masks})
 
 
-def _export(group: WorkerGroup) -> dict[str, torch.Tensor]:
-    return {name: t for bucket in group.stream("weights") for name, t in bucket.tensors.items()}
+def _export(group: WorkerGroup, stream: str = "weights") -> dict[str, torch.Tensor]:
+    return {name: t for bucket in group.stream(stream) for name, t in bucket.tensors.items()}
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> float:

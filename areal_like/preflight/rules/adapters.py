@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from areal_like.alloc import Diagnostic, ModelAllocation
+from areal_like.config import TrainEngineConfig
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, rule
+from areal_like.spec import ModelSpec
 from areal_like.spec.lora import COLUMN_PARALLEL, lora_targets
 
 _ON = ("actor.use_lora=true", "actor.megatron.bridge_type=megatron-bridge")
@@ -183,6 +186,21 @@ def value_head_is_trained(job: Job) -> Iterator[Finding]:
             yield Finding(
                 "the head of a value model gets no adapter", "set use_lora: false", key=f"{role.name}.use_lora"
             )
+
+
+def adapter_problems(
+    allocation: ModelAllocation, spec: ModelSpec, section: TrainEngineConfig, device: str
+) -> list[Diagnostic]:
+    """What the rules say of one model's adapters, without the rest of a job."""
+    role = Role("actor", allocation, str(allocation), spec=spec, section=section)
+    job = Job(roles=(role,), on_gpus=device == "cuda")
+    rules = (bridge_with_adapters, adapter_targets, adapter_divides, split_experts, grouped_experts, adapters_in_fp8)
+    codes = ("AL521", "AL551", "AL552", "AL553", "AL554", "AL557")
+    return [
+        Diagnostic(code, "error", finding.message, help=finding.help)
+        for code, function in zip(codes, rules, strict=True)
+        for finding in function(job)
+    ]
 
 
 def _with_adapters(job: Job) -> Iterator[Role]:
