@@ -115,6 +115,7 @@ MEGATRON = BackendDescriptor(
     capabilities=Capabilities(
         lora=True,
         packing=True,
+        colocation=True,
         weight_transports=frozenset({"stream"}),
         devices=frozenset({"cpu", "cuda"}),
     ),

@@ -19,7 +19,8 @@ from areal_like.alloc import ModelAllocation
 from areal_like.cli import main
 from areal_like.cli.explain import memory
 from areal_like.spec import ModelSpec
-from areal_like.spec.memory import GIB, LoRA, MemoryJob, kv_cache, layers, logits, predict, schedule, transfer
+from areal_like.spec.memory import GIB, PARTS, LoRA, MemoryJob, kv_cache, layers, logits, predict, schedule, transfer
+from areal_like.spec.memory.host import PROCESS
 from areal_like.spec.memory.megatron_formula import megatron_estimate
 
 ROOT = Path(__file__).parents[2]
@@ -376,6 +377,37 @@ def test_a_colocated_rollout_shares_the_gpu() -> None:
     assert apart.rollout.phase("rollout").parts["KV cache"] == 256 * 4096 * 28 * 2 * 256 * 2
 
 
+def test_offloaded_parts_are_there_only_when_they_are_needed() -> None:
+    """Parameters for every use, gradients and optimizer for the update; the host has a copy of what it keeps."""
+    layout, rollout = ModelAllocation.parse("megatron:d2"), ModelAllocation.parse("huggingface:d2")
+    plain = predict(QWEN, layout, MemoryJob(4096, 4096, rollout=rollout, colocated=True))
+    parts = ("weights", "gradients", "optimizer")
+    whole = {part: plain.ranks[0].phase("update").parts[part] for part in parts}
+    assert whole == {"weights": 2 * 1543714304, "gradients": 4 * 1543714304, "optimizer": 12 * 1543714304 // 2}
+    job = MemoryJob(4096, 4096, rollout=rollout, colocated=True, offload=frozenset(PARTS))
+    plan = predict(QWEN, layout, job)
+    held = {p.name: {part for part in parts if p.parts[part]} for p in plan.ranks[0].phases}
+    assert held == {
+        "load": {"weights", "gradients"},
+        "rollout": set(),
+        "log-probs": {"weights"},
+        "update": set(parts),
+        "weight transfer": {"weights"},
+        "checkpoint": {"weights"},
+        "at rest": set(),
+    }
+    here, there = plan.ranks[0], plain.ranks[0]
+    assert there.phase("log-probs").total - here.phase("log-probs").total == whole["gradients"] + whole["optimizer"]
+    assert here.phase("rollout").parts["KV cache"] >= there.phase("rollout").parts["KV cache"]
+    copies = 2 * (whole["weights"] + whole["optimizer"])  # two ranks; dropped gradients have no copy
+    assert plan.host["checkpoint"] - plain.host["checkpoint"] == copies and plan.host["load"] == plain.host["load"]
+    dropped = predict(QWEN, layout, MemoryJob(4096, 4096, offload=frozenset({"gradients"})))
+    assert dropped.host["at rest"] == 2 * PROCESS
+    assert "at rest" not in plain.host and "GiB of the fullest GPU are free while the model rests" in plan.render()
+    with pytest.raises(ValueError, match="offload knows parameters, gradients, optimizer; not weights"):
+        MemoryJob(1, 1, offload=frozenset({"weights"}))
+
+
 def test_host_memory_grows_with_the_phases() -> None:
     plan = predict(MOE30, ModelAllocation.parse("megatron:d2t8"), MemoryJob(4096, 4096))
     assert plan.host["checkpoint"] > 4 * GIB + 8 * 3 * GIB
@@ -431,6 +463,11 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Megatron-LM's formula" in text and "host memory" in text
     assert main([*command, "--gpu-memory", "40GiB"]) == 1
     assert "does NOT fit" in capsys.readouterr().out
+    assert main([*command, "--gpu-memory", "139GiB", "--offload"]) == 0
+    shown = capsys.readouterr().out
+    assert "offload of parameters, gradients, optimizer: 25.88 GiB" in shown and "at rest" in shown
+    assert main([*command, "--offload", "gradients,nothing"]) == 2
+    assert "--offload knows parameters, gradients, optimizer; not nothing" in capsys.readouterr().err
 
 
 def test_every_part_has_a_place_in_the_table() -> None:

@@ -30,6 +30,22 @@ def nothing_to_offload(job: Job) -> Iterator[Finding]:
 
 
 @rule(
+    "AL585",
+    summary="the backend does not give its memory back",
+    why="Its engine keeps its model where it is, so the switch would do nothing.",
+    bad=example("actor.backend=fsdp:d4", "actor.megatron.param_offload=true"),
+    good=example("actor.backend=megatron:d4", "actor.megatron.param_offload=true"),
+)
+def cannot_offload(job: Job) -> Iterator[Finding]:
+    for role in job.training:
+        if job.config is None or role.section is None or role.backend.capabilities.colocation:
+            continue
+        if offload_of(job.config, role.section).any:
+            message = f"backend {role.backend.name!r} of {role.name} cannot offload a model in this version"
+            yield Finding(message, "use megatron, or remove the switch", key=_switch(role))
+
+
+@rule(
     "AL711",
     summary="offload makes room for nobody",
     why="Moving a model to the host and back takes time in every step. It is worth it where another model works on the"
@@ -44,14 +60,13 @@ def room_for_nobody(job: Job) -> Iterator[Finding]:
     for role in job.running():
         if not role.trains or role.section is None or not offload_of(job.config, role.section).any:
             continue
-        key = next((f"{role.name}.megatron.{n}" for n in SWITCHES if getattr(role.section.megatron, n)), "")
         if job.config.device == "cpu":
             message = f"{role.name} is offloaded, and its device is the host already: memory is copied, none is saved"
         elif job.on_gpus and not _shares(job, role):
             message = f"{role.name} is offloaded, and no other model is on its GPUs"
         else:
             continue
-        yield Finding(message, "remove the offload switches", key=key or "enable_offload")
+        yield Finding(message, "remove the offload switches", key=_switch(role))
 
 
 def _shares(job: Job, role: Role) -> bool:
@@ -60,3 +75,9 @@ def _shares(job: Job, role: Role) -> bool:
     if any(other.trains for other in others):
         return True  # they all begin at GPU 0
     return any(role.allocation.world_size + other.allocation.world_size > job.cluster.gpus for other in others)
+
+
+def _switch(role: Role) -> str:
+    """The key that asks for it."""
+    own = (f"{role.name}.megatron.{name}" for name in SWITCHES if getattr(role.section.megatron, name))
+    return next(own, "enable_offload")
