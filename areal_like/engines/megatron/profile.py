@@ -1,8 +1,8 @@
 """A trace of some optimizer steps of some ranks, by torch.profiler, readable because its ranges have names.
 
-Recording begins with the first call of the engine after step `step_start` - 1, so that log-probabilities before the
-update are in it, and ends when the weights of step `step_end` have been streamed, or where the next pass begins. A step
-is an optimizer step; of a model that is not trained, a forward pass.
+Recording begins with the first pass after step `step_start` - 1, so that log-probabilities before the update are in it,
+and ends when the weights of step `step_end` have been streamed, or where the next pass begins. A step is an optimizer
+step; of a model that is not trained, a forward pass.
 
 Ranges: the calls of the engine ("train_batch, step 3"), "forward 1" and "backward 1" of each micro-batch, "optimizer
 step" and what is in it, the exchanges between stages, the stream of weights. Those inside Megatron-Core come from the
@@ -77,10 +77,11 @@ class StepProfiler:
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
         """A call of the engine; it may be a step."""
-        if self.steps_done >= self.config.step_end and name in ("train_batch", "forward"):
-            self.finish()
-        elif self.steps_done == self.config.step_start - 1 and self._recording is None:
-            self._begin()
+        if name in ("train_batch", "forward"):
+            if self.steps_done >= self.config.step_end:
+                self.finish()
+            elif self.steps_done == self.config.step_start - 1 and self._recording is None:
+                self._begin()
         self._timers.counts.clear()
         is_step = name == self._step_name
         with self.range(f"{name}, step {self.steps_done + 1}" if is_step else name):
