@@ -44,7 +44,7 @@ def test_the_reward_rises_and_another_layout_takes_the_same_first_step(configure
 
 @pytest.mark.slow
 def test_offload_and_profiler_change_nothing_but_time(configure, rows, tmp_path):
-    """A run whose models leave the device between uses, recorded, step for step the figures of one that does neither."""
+    """A run whose models leave the device between uses, recorded: step for step the figures of one without."""
     common = (*ON_REAL_ENGINES, "total_train_steps=3", "actor.kl_ctl=0.01", "ref={}", "saver.freq_steps=1")
     plain = run(configure(*common), rows)
     switches = ("enable_offload=true", "trial_name=away", "actor.profiler={step_start: 2, step_end: 2}")

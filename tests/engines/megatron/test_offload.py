@@ -11,8 +11,7 @@ from areal_like.algorithms.sft import SFTLoss
 from areal_like.alloc import ModelAllocation
 from areal_like.runtime.local import WorkerGroup
 from areal_like.spec import ModelSpec
-from areal_like.spec.memory import MemoryJob, states
-from areal_like.spec.shards import rank_classes
+from areal_like.spec.memory import PARTS, MemoryJob, predict
 
 LENGTHS = [90, 5, 17, 2, 31, 44, 8]
 EVERYTHING = {"parameters": True, "gradients": True, "optimizer": True}
@@ -43,12 +42,8 @@ def predicted(text, folder, options, rank):
         distributed_optimizer=ddp.get("use_distributed_optimizer", True),
         grad_reduce_in_fp32=ddp.get("grad_reduce_in_fp32", True),
     )
-    counts = rank_classes(spec, allocation)[allocation.mesh().coordinates(rank).pp].counts
-    return {
-        "parameters": states.weights(counts, job),
-        "gradients": states.gradients(counts, job),
-        "optimizer": states.optimizer(spec, allocation, counts, job),
-    }
+    phase = predict(spec, allocation, job).ranks[allocation.mesh().coordinates(rank).pp].phase("update")
+    return {part: phase.parts[row] for part, row in PARTS.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -91,6 +86,31 @@ def test_training_goes_on_as_if_nothing_had_been(pair, models, helpers, case):
     assert weights.keys() == expected_weights.keys()
     assert all(torch.equal(weights[name], expected_weights[name]) for name in weights)
     assert torch.equal(pair.forward(batches[0])[0], expected_log_probs)
+
+
+def test_a_resumed_model_moves_as_well(pair, models, helpers, tmp_path):
+    """What a checkpoint has put in place of the optimizer's tensors; and a checkpoint that is still being written."""
+    options = {"dtype": "bfloat16", "megatron": {"async_save": True}}
+    batches = [helpers.random_batch(LENGTHS, seed) for seed in range(3)]
+    pair.build("megatron:d2", models("qwen3"), **options)
+    pair.train(batches[0])
+    pair.group.call("do", "save_checkpoint", str(tmp_path / "one"), step=1)
+    pair.group.call("do", "offload")
+    pair.group.call("do", "finish_checkpoint", wait=True)
+    words = "save_checkpoint needs the parameters and optimizer: offloaded"
+    [(kind, text), _] = pair.group.call("attempt", "save_checkpoint", str(tmp_path / "two"), step=2)
+    assert kind == "OffloadedError" and text.startswith(words)
+    pair.group.call("do", "onload")
+    expected = [pair.train(batch) for batch in batches[1:]]
+    pair.build("megatron:d2", models("qwen3"), **options)
+    assert pair.group.call("do", "load_checkpoint", str(tmp_path / "one")) == [1, 1]
+    found = []
+    for batch in batches[1:]:
+        freed = pair.group.call("do", "offload")
+        assert freed[0] == pytest.approx(predicted("megatron:d2", models("qwen3"), {"dtype": "bfloat16"}, 0), rel=0.05)
+        pair.group.call("do", "onload")
+        found.append(pair.train(batch))
+    assert found == expected
 
 
 def test_moments_that_come_later_are_moved_too(solo, models, helpers):
