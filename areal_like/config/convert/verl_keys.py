@@ -19,6 +19,7 @@ _TRANSFORMER = f"{R}.actor.megatron.override_transformer_config"
 _DDP = f"{R}.actor.megatron.override_ddp_config"
 _DEVICE = one_of({"cuda": "cuda", "cpu": "cpu"})
 _LOSS = one_of({"vanilla": "token", "gspo": "sequence"})
+_BRIDGE = one_of({True: "mbridge", False: "megatron-bridge"})
 _LAYOUT = "a letter of the `backend` string says it"
 _TOP_K = off_as(-1, 0)
 _NEVER = off_as(-1, None)
@@ -104,8 +105,8 @@ ROWS: tuple[Row, ...] = (
     Row(f"{R}.actor.megatron.grad_offload", "actor.megatron.grad_offload", False, note=_NEVER_READ),
     Row(f"{R}.actor.megatron.optimizer_offload", "actor.megatron.optimizer_offload", False),
     Row(f"{R}.ref.megatron.param_offload", "ref.megatron.param_offload", False),
-    Row(f"{R}.actor.megatron.use_mbridge", default=True, note="mbridge is what this version has"),
-    Row(f"{R}.actor.megatron.vanilla_mbridge", default=True, note="mbridge is what this version has"),
+    Row(f"{R}.actor.megatron.use_mbridge", default=True, note="weights are always those of a Hugging Face folder"),
+    Row(f"{R}.actor.megatron.vanilla_mbridge", "actor.megatron.bridge_type", True, *_BRIDGE),
     Row(f"{R}.actor.megatron.use_remove_padding", default=True, note="sequences are always packed without padding"),
     Row(f"{R}.actor.megatron.use_distributed_optimizer", "actor.megatron.ddp.use_distributed_optimizer", True),
     Row(f"{_DDP}.grad_reduce_in_fp32", "actor.megatron.ddp.grad_reduce_in_fp32"),

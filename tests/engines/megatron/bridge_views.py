@@ -21,7 +21,7 @@ def globals_of_megatron(engine: Any) -> list[str]:
 
 def parameters(engine: Any) -> dict[str, torch.Tensor]:
     """This rank's shards."""
-    return {f"{i}.{n}": p.detach().clone() for i, m in enumerate(engine.modules) for n, p in m.named_parameters()}
+    return {f"{i}.{n}": p.detach().cpu().clone() for i, m in enumerate(engine.modules) for n, p in m.named_parameters()}
 
 
 def model_settings(engine: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from areal_like.config import FP8Config
 from areal_like.engines.megatron import fp8
+from areal_like.runtime.local import WorkerGroup
 
 slow = pytest.mark.slow
 BRIDGES = ("mbridge", "megatron-bridge")
@@ -82,6 +83,25 @@ def test_buckets_are_bounded_and_nothing_is_shared_through_globals(pair, models,
     assert others == [] and len(buckets) > 3
     assert all(size <= limit or len(names) == 1 for size, names in buckets)
     assert ask(pair, bridge_views.globals_of_megatron) == [[], []]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["qwen2", "llama3-scaled", "qwen3-moe"])
+def test_the_bridges_agree_on_a_gpu(models, helpers, kind, dtype):
+    folder, names = models(kind), BRIDGES[1:] if kind == "llama3-scaled" else BRIDGES
+    original = load_file(folder / "model.safetensors")
+    shards = []
+    for bridge in names:
+        section = helpers.engine_config("megatron:d1", folder, dtype=dtype, megatron={"bridge_type": bridge})
+        with WorkerGroup.start("engine", "megatron_hosts:EngineHost", {}, 1, "cuda") as group:
+            group.call("build", "megatron:d1", section, device="cuda")
+            exported = {n: t for bucket in group.stream("weights") for n, t in bucket.tensors.items()}
+            shards += group.call("ask", bridge_views.parameters)
+        assert exported.keys() == original.keys()
+        assert all(torch.equal(t, original[n].to(t.dtype)) for n, t in exported.items()), bridge
+    assert all(torch.equal(shards[0][n], shards[-1][n]) for n in shards[0])
 
 
 # Settings: the model says what it was built with

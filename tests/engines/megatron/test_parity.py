@@ -48,6 +48,9 @@ LAYOUTS = [
     pytest.param("megatron:d2p2", "tiny-moe", marks=slow),
 ]
 
+FAST_TOO = [("megatron:p2v2", "tiny-dense"), ("megatron:(attn:d1t2|ffn:e2)", "tiny-moe")]
+"""Of the layouts above, those that are tried with megatron-bridge every time."""
+
 
 def assert_parity(report, world_size):
     assert report.passed, "\n" + report.render()
@@ -61,6 +64,32 @@ def assert_parity(report, world_size):
 @pytest.mark.parametrize(("text", "model"), LAYOUTS)
 def test_layout(text, model):
     assert_parity(run_trial(text, model=model, device="cpu"), trial._allocation(text).world_size)
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        pytest.param(*values, marks=[] if values in FAST_TOO else slow)
+        for values in (tuple(getattr(layout, "values", layout)) for layout in LAYOUTS)
+    ],
+)
+def test_layout_through_megatron_bridge(text, model):
+    report = run_trial(text, model=model, bridge="megatron-bridge", device="cpu")
+    assert_parity(report, trial._allocation(text).world_size)
+    assert "through megatron-bridge" in report.render()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        pytest.param("llama3-scaled", "megatron:t2", marks=slow),
+        pytest.param("llama-linear", "megatron:p2", marks=slow),
+        pytest.param("llama-tied", "megatron:p2", marks=slow),
+        pytest.param("qwen2", "megatron:t2", marks=slow),
+    ],
+)
+def test_a_folder_of_another_architecture_through_megatron_bridge(models, kind, text):
+    assert_parity(run_trial(text, model=str(models(kind)), bridge="megatron-bridge", device="cpu"), 2)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +162,15 @@ def test_another_optimizer_fails_the_trial(models, monkeypatch):
         ("megatron:d2e2", "tiny-dense", ["AL307", "no experts"]),
         ("megatron:v2", "tiny-dense", ["AL105"]),
         ("megatron:d1", "/nowhere/model", ["AL391", "/nowhere/model"]),
+        ("megatron:d1", "llama3-scaled", ["AL302", "bridge_type mbridge", "use megatron-bridge"]),
     ],
 )
 def test_what_cannot_be_tried_is_said_before_a_process_starts(models, monkeypatch, text, model, words):
     monkeypatch.setattr(WorkerGroup, "start", lambda *a, **k: pytest.fail("processes were started"))
     if model.startswith("demo:"):  # the numbers are enough: the conversion is not needed here
         monkeypatch.setattr(trial, "resolve_model", lambda path: _demo_numbers(models))
+    if model == "llama3-scaled":
+        model = str(models(model))
     with pytest.raises(DiagnosticError) as raised:
         run_trial(text, model=model, device="cpu")
     for word in words:
