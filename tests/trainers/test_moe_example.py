@@ -1,0 +1,79 @@
+"""examples/math/gsm8k_grpo_megatron_moe.yaml on a tiny model, with fewer stages, on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import toy_engines
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from areal_like.config import load_config
+from areal_like.trainers.rl import RLTrainer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "math" / "gsm8k_grpo_megatron_moe.yaml"
+SMALL = (
+    "device=cpu",
+    "rollout.backend=huggingface:d1",
+    "rollout.max_concurrent_rollouts=8",
+    "rollout.max_head_offpolicyness=0",
+    "actor.dtype=float32",
+    "train_dataset.max_length=24",
+    "actor.mb_spec.max_tokens_per_mb=128",
+    "gconfig.max_new_tokens=8",
+    "train_dataset.batch_size=8",
+    "total_train_steps=2",
+    "valid_dataset=null",
+    "evaluator.freq_epochs=null",
+    "saver.freq_epochs=null",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(tiny_model, tmp_path_factory):
+    """Eight experts in four layers, with the tokenizer of letters."""
+    folder = tmp_path_factory.mktemp("moe")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=16,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        max_position_embeddings=128,
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend", ["megatron:(attn:d1t2|ffn:e2)", "megatron:(attn:d1p2t2c2|ffn:d1p2t1e4)"], ids=["2 ranks", "8 ranks"]
+)
+def test_the_example_trains(tiny_moe, rows, tmp_path, backend):
+    """Two steps of the whole loop; the auxiliary losses are reported, and training agrees with generation."""
+    overrides = (*SMALL, f"actor.backend={backend}", f"actor.path={tiny_moe}", f"cluster.fileroot={tmp_path}")
+    config = load_config(EXAMPLE, overrides)
+    with RLTrainer(config, rows, toy_engines.share_of_b) as trainer:
+        trainer.train()
+    steps = [json.loads(line) for line in (trainer.job.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert step["actor/updated"] == 1 and math.isfinite(step["actor/grad_norm"])
+        assert 0.9 < step["actor/moe/load_balancing_loss"] < 8, "1 is balance, 8 / 2 is all tokens at two experts"
+        assert step["actor/moe/z_loss"] > 0 and step["actor/moe/busiest_expert"] >= 1
+        assert step["rollout/log_prob_difference_max"] < 1e-3
