@@ -144,6 +144,10 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+TINY_MODELS["llama-deep"] = TINY_MODELS["llama-tied"] | {"num_hidden_layers": 6}
+TINY_MODELS["moe-deep"] = TINY_MODELS["moe"] | {"num_hidden_layers": 6}
+
+
 @dataclass(frozen=True)
 class Layout:
     """One layout to count on gloo."""
@@ -152,6 +156,7 @@ class Layout:
     allocation: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     ddp: dict[str, Any] = field(default_factory=dict)
+    pipeline_layout: tuple[int, ...] | None = None
 
 
 LAYOUTS = (
@@ -164,11 +169,21 @@ LAYOUTS = (
     Layout("moe", "megatron:d2p2e2", "bfloat16"),
     Layout("moe", "megatron:(attn:d2t2|ffn:t2e2)"),
     Layout("moe", "megatron:(attn:d2t2|ffn:t2)"),
+    Layout("moe", "megatron:d2c2"),
+    Layout("qwen2", "megatron:d1t2c2", "bfloat16"),
+    Layout("moe", "megatron:(attn:d1c4|ffn:t2e2)"),
+    Layout("llama-deep", "megatron:d2p2v2", "bfloat16"),
+    Layout("llama-deep", "megatron:d2p2v2", ddp={"overlap_grad_reduce": True, "bucket_size": 20000}),
+    Layout("llama-deep", "megatron:d1t2p2v2", pipeline_layout=(1, 3, 1, 1)),
+    Layout("moe-deep", "megatron:d2p2e2v2", pipeline_layout=(2, 2, 1, 1)),
+    Layout("llama-deep", "megatron:d1p4", pipeline_layout=(1, 1, 1, 3)),
     Layout("llama-tied", "megatron:d4p2"),
     Layout("qwen3-tied", "megatron:d2t2p2", "bfloat16"),
     Layout("moe", "megatron:d4t2e4"),
     Layout("moe", "megatron:(attn:d2t2p2|ffn:t2e2)", "bfloat16"),
     Layout("moe", "megatron:(attn:d4p2|ffn:t1e2)"),
+    Layout("moe-deep", "megatron:(attn:d1t2p2c2v3|ffn:t2e2)", "bfloat16"),
+    Layout("llama-deep", "megatron:d1t2p2c2v2"),
 )
 
 
@@ -377,7 +392,7 @@ class Rank:
             path=folder,
             init_from_scratch=True,
             dtype=layout.dtype,
-            megatron=MegatronConfig(ddp=DDPConfig(**layout.ddp)),
+            megatron=MegatronConfig(ddp=DDPConfig(**layout.ddp), pipeline_layout=layout.pipeline_layout),
             optimizer=OptimizerConfig(lr=1e-4, warmup_steps_proportion=0.0),
         )
         allocation = ModelAllocation.parse(layout.allocation)
@@ -390,7 +405,6 @@ class Rank:
 
         engine = self.engine
         engine.train_batch(shard, SFTLoss())
-        chunk = engine.chunks[0]
         moments = {"exp_avg": 0, "exp_avg_sq": 0}
         copies = 0
         for part in getattr(engine.optimizer, "chained_optimizers", [engine.optimizer]):
@@ -399,8 +413,12 @@ class Rank:
                     moments[name] += state[name].numel()
             copies += sum(t.numel() for t in main_copies(part))
         return {
-            "parameters": [(local_name(name), p.numel()) for name, p in engine.modules[0].named_parameters()],
-            "gradients": [b.grad_data.numel() for b in (*chunk.buffers, *chunk.expert_parallel_buffers)],
+            "parameters": [
+                (local_name(name), p.numel()) for module in engine.modules for name, p in module.named_parameters()
+            ],
+            "gradients": [
+                b.grad_data.numel() for chunk in engine.chunks for b in (*chunk.buffers, *chunk.expert_parallel_buffers)
+            ],
             "moments": [moments["exp_avg"], moments["exp_avg_sq"]],
             "copies": copies,
         }
@@ -422,16 +440,20 @@ def expected(layout: Layout, rank: int) -> dict[str, Any]:
     """What `spec.shards` says of a rank, in the form of `Rank.count`."""
     from areal_like.alloc import ModelAllocation
     from areal_like.spec import ModelSpec, shards
+    from areal_like.spec.buffers import buffers, optimizer_elements
 
     spec = ModelSpec.from_config(TINY_MODELS[layout.model])
     allocation = ModelAllocation.parse(layout.allocation)
     distributed = layout.ddp.get("use_distributed_optimizer", True)
     bucket = layout.ddp.get("bucket_size") if layout.ddp.get("overlap_grad_reduce") else None
-    options = {"distributed": distributed, "bucket_size": bucket}
-    owned = shards.optimizer_elements(spec, allocation, rank, **options)
+    options = {"distributed": distributed, "bucket_size": bucket, "layout": layout.pipeline_layout}
+    owned = optimizer_elements(spec, allocation, rank, **options)
     return {
-        "parameters": [(local_name(p.name), p.elements) for p in shards.rank_parameters(spec, allocation, rank)],
-        "gradients": [b.elements for b in shards.buffers(spec, allocation, rank, **options)],
+        "parameters": [
+            (local_name(p.name), p.elements)
+            for p in shards.rank_parameters(spec, allocation, rank, layout.pipeline_layout)
+        ],
+        "gradients": [b.elements for b in buffers(spec, allocation, rank, **options)],
         "moments": [owned, owned],
         "copies": owned if layout.dtype == "bfloat16" else 0,
     }
@@ -492,7 +514,8 @@ def row(layout: Layout, counts: list[dict[str, Any]]) -> dict[str, Any]:
         for name, value in expected(layout, rank).items():
             if json.dumps(value) != json.dumps(count[name]):
                 differences.append(f"rank {rank} {name}: expected {value}, counted {count[name]}")
-    facts = {"model": layout.model, "allocation": layout.allocation, "dtype": layout.dtype}
+    written = "" if layout.pipeline_layout is None else " " + str(list(layout.pipeline_layout))
+    facts = {"model": layout.model, "allocation": layout.allocation + written, "dtype": layout.dtype}
     return {**facts, "ranks": len(counts), "passed": not differences, "differences": differences}
 
 

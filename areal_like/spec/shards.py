@@ -4,14 +4,11 @@
   layer, which a tied model repeats there when there is more than one stage.
 - Tensor ranks split the vocabulary (padded to a multiple of t), QKV and gate-up by rows, the two output projections by
   columns. Norms and the router are whole on every rank. Expert ranks split the experts, expert tensor ranks each one.
-- The distributed optimizer lays a rank's parameters end to end in buckets, last parameter first, and gives each
-  data-parallel rank an equal slice (Megatron-Core 0.19, `DistributedOptimizer._compute_per_buffer_param_layout`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -21,13 +18,11 @@ from areal_like.spec.model import SUPPORTED_ARCHITECTURES, ModelSpec
 from areal_like.spec.stages import stage_sizes
 
 __all__ = [
-    "Buffer",
     "ParameterShard",
     "RankClass",
     "StageCounts",
-    "buffers",
+    "chunk_parameters",
     "has_expert_buffer",
-    "optimizer_elements",
     "rank_classes",
     "rank_layers",
     "rank_parameters",
@@ -37,10 +32,6 @@ __all__ = [
 Kind = Literal["embedding", "dense", "expert", "output"]
 Split = tuple[int, ...] | None
 """Layers of each stage as `megatron.pipeline_layout` has them; None balances compute."""
-_ALIGNMENT = 64
-"""Elements: where a parameter may start in a bucket of the distributed optimizer."""
-_BUCKET_END = 128
-"""Elements: a bucket ends at a multiple of this and of the data-parallel size."""
 
 
 @dataclass(frozen=True)
@@ -93,37 +84,6 @@ class RankClass:
     @property
     def num_layers(self) -> int:
         return sum(map(len, self.layers))
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Parameters that are reduced together.
-
-    Attributes:
-        expert: reduced over the expert-data-parallel ranks instead of the data-parallel (and context) ones.
-        shards: data-parallel ranks that share the optimizer's work.
-        buckets: (start, end) in elements, padding included.
-        spans: (start, end) of each parameter.
-    """
-
-    expert: bool
-    shards: int
-    buckets: tuple[tuple[int, int], ...]
-    spans: tuple[tuple[int, int], ...]
-
-    @property
-    def elements(self) -> int:
-        """Size of the parameter and of the gradient buffer, padding included."""
-        return self.buckets[-1][1] if self.buckets else 0
-
-    def owned(self, index: int) -> int:
-        """Elements of parameters whose optimizer state data-parallel rank `index` keeps."""
-        total = 0
-        for start, end in self.buckets:
-            size = (end - start) // self.shards
-            low, high = start + index * size, start + (index + 1) * size
-            total += sum(max(0, min(high, b) - max(low, a)) for a, b in self.spans)
-        return total
 
 
 def rank_layers(spec: ModelSpec, allocation: ModelAllocation, stage: int, layout: Split = None) -> tuple[range, ...]:
@@ -185,16 +145,36 @@ def stage_counts(spec: ModelSpec, allocation: ModelAllocation, stage: int, layou
 def rank_parameters(
     spec: ModelSpec, allocation: ModelAllocation, rank: int, layout: Split = None
 ) -> tuple[ParameterShard, ...]:
-    """Every parameter of a rank, in the order in which Megatron's module with local layers holds them.
+    """Every parameter of a rank, in the order in which Megatron's modules with local layers hold them.
 
     Raises:
         AllocationError: there is no such rank.
         ValueError: no engine trains this architecture, so there is no module to describe.
     """
+    return tuple(parameter for chunk in chunk_parameters(spec, allocation, rank, layout) for parameter in chunk)
+
+
+def chunk_parameters(
+    spec: ModelSpec, allocation: ModelAllocation, rank: int, layout: Split = None
+) -> tuple[tuple[ParameterShard, ...], ...]:
+    """The same for each of the rank's modules: one, or with virtual stages v of them."""
     if spec.architecture not in SUPPORTED_ARCHITECTURES or spec.unsupported:
         raise ValueError(f"no engine of this version trains {spec.architecture!r} models of this kind")
     here = allocation.mesh().coordinates(rank)
-    return tuple(_parameters(spec, allocation, here.pp, here.ep, layout))
+    held = rank_layers(spec, allocation, here.pp, layout)
+    return tuple(
+        tuple(
+            _parameters(
+                spec,
+                allocation,
+                layers,
+                here.ep,
+                begins=here.pp == 0 and number == 0,
+                ends=here.pp == allocation.pp - 1 and number == len(held) - 1,
+            )
+        )
+        for number, layers in enumerate(held)
+    )
 
 
 def has_expert_buffer(spec: ModelSpec, allocation: ModelAllocation) -> bool:
@@ -202,72 +182,25 @@ def has_expert_buffer(spec: ModelSpec, allocation: ModelAllocation) -> bool:
     return spec.is_moe and (allocation.ep > 1 or allocation.etp != allocation.tp)
 
 
-def buffers(
-    spec: ModelSpec,
-    allocation: ModelAllocation,
-    rank: int,
-    *,
-    distributed: bool = True,
-    bucket_size: int | None = None,
-    layout: Split = None,
-) -> tuple[Buffer, ...]:
-    """The buffers of a rank's parameters and gradients.
-
-    Args:
-        distributed: the optimizer shards its state (buckets are padded then).
-        bucket_size: elements after which a bucket ends; None (no overlap): one bucket. Stages after the first have one
-            bucket anyway.
-    """
-    parameters = rank_parameters(spec, allocation, rank, layout)
-    if allocation.mesh().coordinates(rank).pp > 0:
-        bucket_size = None
-    apart = has_expert_buffer(spec, allocation)
-    groups = [(False, allocation.dp * allocation.cp), (True, allocation.edp)] if apart else []
-    found = []
-    for expert, shards in groups or [(False, allocation.dp * allocation.cp)]:
-        members = [p for p in parameters if not apart or (p.kind == "expert") == expert]
-        if members:
-            found.append(_lay_out(members, expert, shards if distributed else 1, distributed, bucket_size))
-    return tuple(found)
-
-
-def optimizer_elements(
-    spec: ModelSpec,
-    allocation: ModelAllocation,
-    rank: int,
-    *,
-    distributed: bool = True,
-    bucket_size: int | None = None,
-    layout: Split = None,
-) -> int:
-    """Elements whose optimizer state a rank keeps: of each of Adam's moments, and of the float32 copy of 16 bits."""
-    mesh = allocation.mesh()
-    total = 0
-    for buffer in buffers(spec, allocation, rank, distributed=distributed, bucket_size=bucket_size, layout=layout):
-        index = mesh.group("edp" if buffer.expert else "dp-cp", rank).index(rank) if distributed else 0
-        total += buffer.owned(index)
-    return total
-
-
 def _parameters(
-    spec: ModelSpec, allocation: ModelAllocation, stage: int, ep_index: int, layout: Split
+    spec: ModelSpec, allocation: ModelAllocation, layers: range, ep_index: int, *, begins: bool, ends: bool
 ) -> Iterator[ParameterShard]:
+    """Of consecutive layers, and of what the beginning and the end of the model have besides."""
     tied = spec.tied_embeddings and allocation.pp > 1
     table = _vocabulary(spec, allocation.tp) * spec.hidden_size
-    if stage == 0:
+    if begins:
         yield ParameterShard("embedding.word_embeddings.weight", table, "embedding", shared=tied)
     local_experts = spec.num_experts // allocation.ep if spec.is_moe else 0
-    for layers in rank_layers(spec, allocation, stage, layout):
-        for layer in layers:
-            prefix = f"decoder.layers.{layer}."
-            for name, elements in _layer_dense(spec, allocation.tp):
-                yield ParameterShard(prefix + name, elements, "dense")
-            for expert in range(ep_index * local_experts, (ep_index + 1) * local_experts):
-                for name, elements in _expert(spec, allocation.etp):
-                    yield ParameterShard(f"{prefix}mlp.experts.local_experts.{expert}.{name}", elements, "expert")
-    if stage == allocation.pp - 1:
+    for layer in layers:
+        prefix = f"decoder.layers.{layer}."
+        for name, elements in _layer_dense(spec, allocation.tp):
+            yield ParameterShard(prefix + name, elements, "dense")
+        for expert in range(ep_index * local_experts, (ep_index + 1) * local_experts):
+            for name, elements in _expert(spec, allocation.etp):
+                yield ParameterShard(f"{prefix}mlp.experts.local_experts.{expert}.{name}", elements, "expert")
+    if ends:
         yield ParameterShard("decoder.final_layernorm.weight", spec.hidden_size, "dense")
-        if not spec.tied_embeddings or stage > 0:
+        if not (spec.tied_embeddings and begins):
             yield ParameterShard("output_layer.weight", table, "output", shared=tied)
 
 
@@ -301,39 +234,3 @@ def _layer_dense(spec: ModelSpec, tp: int) -> list[tuple[str, int]]:
 def _expert(spec: ModelSpec, etp: int) -> list[tuple[str, int]]:
     up = spec.moe_intermediate_size // etp * spec.hidden_size
     return [("linear_fc1.weight", 2 * up), ("linear_fc2.weight", up)]
-
-
-def _lay_out(
-    parameters: Sequence[ParameterShard], expert: bool, shards: int, padded: bool, bucket_size: int | None
-) -> Buffer:
-    """Last parameter first; a bucket ends when it is full, and around a shared embedding."""
-    divisor = math.lcm(shards, _BUCKET_END) if padded else 1
-    alignment = _ALIGNMENT if padded else 1
-    buckets: list[tuple[int, int]] = []
-    spans: list[tuple[int, int]] = []
-    at = bucket_start = 0
-    is_open = False
-
-    def close(end: int) -> int:
-        end = _round_up(end, divisor)
-        buckets.append((bucket_start, end))
-        return end
-
-    for parameter in reversed(parameters):
-        at = _round_up(at, alignment)
-        alone = parameter.shared and padded
-        if alone and is_open:
-            at = bucket_start = close(at)
-        spans.append((at, at + parameter.elements))
-        at += parameter.elements
-        is_open = True
-        if alone or (bucket_size is not None and at - bucket_start >= bucket_size):
-            at = bucket_start = close(at)
-            is_open = False
-    if is_open:
-        close(at)
-    return Buffer(expert, shards, tuple(buckets), tuple(spans))
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -9,6 +9,7 @@ import pytest
 
 from areal_like.alloc import ModelAllocation
 from areal_like.spec import ModelSpec, shards
+from areal_like.spec.buffers import buffers, optimizer_elements
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
@@ -93,7 +94,7 @@ def test_a_written_split_reaches_everything() -> None:
     held = {p.name for p in shards.rank_parameters(spec, allocation, 1, layout)}
     assert "decoder.layers.1.mlp.linear_fc1.weight" in held
     assert "decoder.layers.0.mlp.linear_fc1.weight" not in held
-    whole = [shards.optimizer_elements(spec, allocation, rank, layout=layout) for rank in (0, 1)]
+    whole = [optimizer_elements(spec, allocation, rank, layout=layout) for rank in (0, 1)]
     assert whole == [first.counts.total, last.counts.total]
     with pytest.raises(ValueError, match="it has 6 layers, the model 5"):
         shards.rank_classes(spec, allocation, (2, 4))
@@ -127,19 +128,19 @@ def test_optimizer_shards_cover_a_stage_once(kind: str, text: str, bucket: int |
     for rank in range(0, mesh.world_size, mesh.world_size // allocation.pp):
         replicas = mesh.group("dp-cp", rank)
         if shards.has_expert_buffer(spec, allocation):  # experts have other partners
-            dense, expert = shards.buffers(spec, allocation, rank, bucket_size=bucket)
+            dense, expert = buffers(spec, allocation, rank, bucket_size=bucket)
             assert sum(dense.owned(i) for i in range(len(replicas))) == sum(b - a for a, b in dense.spans)
             assert sum(expert.owned(i) for i in range(allocation.edp)) == sum(b - a for a, b in expert.spans)
             continue
-        owned = [shards.optimizer_elements(spec, allocation, r, bucket_size=bucket) for r in replicas]
+        owned = [optimizer_elements(spec, allocation, r, bucket_size=bucket) for r in replicas]
         assert sum(owned) == shards.stage_counts(spec, allocation, mesh.coordinates(rank).pp).total
-        whole = shards.optimizer_elements(spec, allocation, rank, distributed=False)
+        whole = optimizer_elements(spec, allocation, rank, distributed=False)
         assert whole == sum(owned)
 
 
 def test_buckets_end_where_ranks_divide_them() -> None:
     allocation = ModelAllocation.parse("megatron:d3")
-    (buffer,) = shards.buffers(SPECS["dense"], allocation, 0, bucket_size=4000)
+    (buffer,) = buffers(SPECS["dense"], allocation, 0, bucket_size=4000)
     assert len(buffer.buckets) > 3
     for start, end in buffer.buckets:
         assert (end - start) % 3 == 0 and end % 128 == 0
@@ -148,10 +149,10 @@ def test_buckets_end_where_ranks_divide_them() -> None:
 
 def test_parameters_begin_at_a_multiple_of_64() -> None:
     """Norms of 16 elements (queries and keys) leave gaps of 48."""
-    (buffer,) = shards.buffers(SPECS["moe"], ModelAllocation.parse("megatron:d1"), 0)
+    (buffer,) = buffers(SPECS["moe"], ModelAllocation.parse("megatron:d1"), 0)
     small = [(start, end) for start, end in buffer.spans if end - start == 16]
     assert len(small) == 10 and all(start % 64 == 0 for start, _ in buffer.spans)
-    (plain,) = shards.buffers(SPECS["moe"], ModelAllocation.parse("megatron:d1"), 0, distributed=False)
+    (plain,) = buffers(SPECS["moe"], ModelAllocation.parse("megatron:d1"), 0, distributed=False)
     assert plain.elements == SPECS["moe"].parameters() < buffer.elements
 
 
@@ -171,7 +172,7 @@ def test_experts_placed_otherwise_have_a_buffer(text: str, apart: bool) -> None:
     allocation = ModelAllocation.parse(text)
     assert shards.has_expert_buffer(SPECS["moe"], allocation) == apart
     assert not shards.has_expert_buffer(SPECS["dense"], allocation)
-    assert len(shards.buffers(SPECS["moe"], allocation, 0)) == 1 + apart
+    assert len(buffers(SPECS["moe"], allocation, 0)) == 1 + apart
 
 
 def test_families_without_an_engine_are_counted() -> None:

@@ -12,7 +12,7 @@ With adapters only they are trained (`trained.py`): the model's own parameters h
 `lora_dtype`. dp is d x c for everything but experts in groups of their own (`shards.has_expert_buffer`), which have
 dp = edp. Source: Megatron-Core 0.19 `_ParamAndGradBuffer`, `DistributedOptimizer`; TransformerEngine 2.11
 `get_weight_workspace`. The sizes are those of ZeRO stage 1 (arXiv 1910.02054, section 3) except that gradients stay
-whole in one float32 buffer. Padding of the buffers (at most 63 elements a parameter) is left out here; `shards.buffers`
+whole in one float32 buffer. Padding of the buffers (at most 63 elements a parameter) is left out here; `spec.buffers`
 has it.
 """
 
