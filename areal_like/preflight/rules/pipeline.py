@@ -93,24 +93,25 @@ def tied_embeddings(job: Job) -> Iterator[Finding]:
             yield Finding(message, "nothing to do: gradients of the two copies are added", "p", role=role)
 
 
-@rule(
+@layout_rule(
     "AL316",
     summary="pipeline_layout is not a split of the model over the stages",
     why="megatron.pipeline_layout says how many layers each stage has, virtual stages (v) included, in the order of the"
     " model: one number of at least 1 for each of the p x v stages, and all layers together.",
     bad=example("actor.backend=megatron:p4", "actor.megatron.pipeline_layout=[8,8,8]"),
     good=example("actor.backend=megatron:p4", "actor.megatron.pipeline_layout=[8,8,8,4]"),
+    curable=False,
 )
-def layout_of_stages(job: Job) -> Iterator[Finding]:
-    for role in job.training:
-        layout = written_layout(role)
-        if role.spec is None or layout is None:
-            continue
-        count, key = role.allocation.pp * role.allocation.vpp, f"{role.name}.megatron.pipeline_layout"
-        fits = count <= role.spec.num_layers  # else AL309 says what would
-        hint = f"for example {stage_sizes(role.spec, role.allocation)}, or null, which balances" if fits else None
-        for fault in layout_faults(role.spec, role.allocation, layout):
-            yield Finding(f"pipeline_layout {list(layout)}: {fault}", hint, key=key)
+def layout_of_stages(role: Role) -> Iterator[Finding]:
+    layout = written_layout(role) if role.trains else None
+    assert role.spec is not None
+    if layout is None:
+        return
+    count, key = role.allocation.pp * role.allocation.vpp, f"{role.name}.megatron.pipeline_layout"
+    fits = count <= role.spec.num_layers  # else AL309 says what would
+    hint = f"for example {stage_sizes(role.spec, role.allocation)}, or null, which balances" if fits else None
+    for fault in layout_faults(role.spec, role.allocation, layout):
+        yield Finding(f"pipeline_layout {list(layout)}: {fault}", hint, key=key)
 
 
 def written_layout(role: Role) -> tuple[int, ...] | None:
