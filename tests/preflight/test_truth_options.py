@@ -121,6 +121,10 @@ OTHER_TRAINING: list[tuple[str, ...]] = [
 """What trains otherwise than the reference: only that it runs, and what it computes before, are looked at."""
 
 
+IGNORED = {"AL231", "AL541", "AL542"}
+"""Refused although they run: a key would have no effect, and nobody would be told."""
+
+
 def draw(seed: int) -> tuple[str, str, tuple[str, ...]]:
     """A model, a layout that is legal without options, and some options."""
     chance = random.Random(seed)
@@ -259,6 +263,8 @@ def test_the_check_says_what_happens(seed: int, models: dict[str, Path], fixture
         wrong = attempt(fixtures, groups, text, config, models[kind])
     except Exception as error:
         wrong = [f"{type(error).__name__}: {error}"]
+    if errors and {error[:5] for error in errors} <= IGNORED:
+        return
     if errors:
         assert wrong, f"{what}\nis refused ({'; '.join(errors)}) and works"
     else:

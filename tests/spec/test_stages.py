@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,3 +118,13 @@ def test_all_that_is_wrong_with_a_layout(layout: tuple[int, ...], faults: list[s
 def test_no_example_where_none_is_legal() -> None:
     with pytest.raises(PipelineLayoutError, match=r"it has 8 stages, p16 has 16$"):
         stage_sizes(ModelSpec.from_config(DENSE), ModelAllocation.parse("megatron:p16"), (1,) * 8)
+
+
+def test_the_document_shows_what_the_benchmark_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    import pipeline
+
+    text = (root / "docs" / "megatron.md").read_text(encoding="utf-8")
+    shown = text.partition("<!-- pipeline:begin -->\n")[2].partition("\n<!-- pipeline:end -->")[0]
+    assert shown == pipeline.table()
