@@ -1,6 +1,7 @@
 """The engine's whole RL training step beside a plain Megatron-Core loop, in one run on one GPU.
 
     python benchmarks/train_step.py --reference reference_loop.py [--model dense|moe] [--json FILE]
+    python benchmarks/train_step.py [--model dense|moe] [--fp8 RECIPE [--fp8-param]] [--deterministic]
 
 The reference is a script that prints one JSON line with `tok_s_gpu`, `tflops_gpu` and `peak_gib` (a plain loop over
 Megatron-Core with TransformerEngine and fused cross-entropy on packed micro-batches). The engine does what

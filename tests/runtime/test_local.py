@@ -69,6 +69,12 @@ def test_collectives_and_environment(pair):
     assert pair.call("environment", *names)[1] == ["1", "1", "2", "1", "", "lo", 1]
 
 
+def test_variables_that_a_group_is_started_with(monkeypatch):
+    monkeypatch.setenv("NCCL_ALGO", "NVLS")
+    with WorkerGroup.start("own", "runtime_hosts:Host", {}, 1, environment={"NCCL_ALGO": "Ring", "X": "1"}) as group:
+        assert group.call("environment", "NCCL_ALGO", "X")[0][:2] == ["Ring", "1"]
+
+
 def test_nothing_listens_beyond_loopback(pair):
     for addresses in pair.call("listening"):
         for address in addresses:  # little-endian hexadecimal of 127.x.x.x, or ::1, or ::ffff:127.x.x.x
