@@ -107,6 +107,12 @@ class EngineHost:
             if not p.requires_grad
         }
 
+    def adapter_dropouts(self, size: int) -> list[Tensor]:
+        """What the dropout of each adapter makes of ones, in training."""
+        dropouts = [adapter.module.adapter.dropout.train() for adapter in self.engine.adapters]
+        with self.engine.random:
+            return [dropout(torch.ones(size)) for dropout in dropouts]
+
     def trained_elements(self) -> tuple[int, int]:
         """Numbers that this rank trains, and those that its optimizer keeps a running mean for."""
         trained = sum(p.numel() for chunk in self.engine.modules for p in chunk.parameters() if p.requires_grad)
