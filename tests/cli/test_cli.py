@@ -98,12 +98,27 @@ def test_try(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try", "megatron:d2"]) == 0
     assert capsys.readouterr().out == "pass\n"
     options = {"bridge": "mbridge", "dtype": "float32", "steps": 3, "device": "auto", "model": "tiny-dense"}
+    options |= {"fp8": None, "deterministic": False, "lora_rank": None}
     assert trial.calls == [("megatron:d2", options)]
     trial.result = Report(False)
     arguments = ["--model", "tiny-moe", "--steps", "5", "--device", "cpu", "--dtype", "bfloat16", "--json"]
     assert main(["try", "megatron:e2d2", *arguments]) == 1
     assert json.loads(capsys.readouterr().out) == {"passed": False}
     assert trial.calls[1][1] == options | {"model": "tiny-moe", "steps": 5, "device": "cpu", "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--fp8"], {"fp8": "tensorwise", "dtype": "bfloat16"}),
+        (["--fp8", "blockwise", "--dtype", "float32"], {"fp8": "blockwise", "dtype": "float32"}),
+        (["--deterministic"], {"deterministic": True, "dtype": "float32"}),
+    ],
+)
+def test_try_in_fp8_and_twice(trial: Trial, arguments: list[str], expected: dict[str, Any]) -> None:
+    """A type that is asked for reaches the trial, which refuses what does not go with FP8."""
+    assert main(["try", "megatron:d1", *arguments]) == 0
+    assert expected.items() <= trial.calls[0][1].items()
 
 
 def test_try_reports_what_the_trial_refuses(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,4 +169,4 @@ def test_the_real_trial_has_the_signature_that_the_command_uses() -> None:
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     [function] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "run_trial"]
     names = {argument.arg for argument in function.args.kwonlyargs}
-    assert names >= {"model", "bridge", "dtype", "steps", "device"}
+    assert names >= {"model", "bridge", "dtype", "steps", "device", "fp8", "deterministic", "lora_rank"}
