@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 
 from areal_like.alloc import ModelAllocation, get_backend
 from areal_like.cli.arguments import Commands, add_string, positive
@@ -48,6 +49,11 @@ def add(commands: Commands) -> None:
         metavar="N",
         help="train adapters of this rank alone, beside PEFT (megatron-bridge)",
     )
+    command.add_argument(
+        "--resume-as",
+        metavar="STRING",
+        help="after two steps write a recovery checkpoint, end all processes, and go on from it under this layout",
+    )
     command.add_argument("--steps", type=positive, default=3, help="optimizer steps (default: 3)")
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if enough")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -60,14 +66,23 @@ def _model(text: str) -> str:
     return text
 
 
-def run(options: argparse.Namespace) -> int:
-    """Everything that can be refused is refused before torch is imported."""
-    allocation = ModelAllocation.parse(options.text)
+def _require_trainer(text: str) -> None:
+    allocation = ModelAllocation.parse(text)
     backend = get_backend(allocation.backend)
-    backend.require_role("train", source=options.text)
+    backend.require_role("train", source=text)
     if not backend.engine:
         backend.load_engine()  # says that there is none
     _ = allocation.world_size  # says that d is '*'
+
+
+def run(options: argparse.Namespace) -> int:
+    """Everything that can be refused is refused before torch is imported."""
+    for text in (options.text, options.resume_as):
+        if text is not None:
+            _require_trainer(text)
+    if options.resume_as is not None and (options.steps < 3 or options.deterministic):
+        print("--resume-as needs 3 steps or more, and goes without --deterministic", file=sys.stderr)
+        return 2
     from areal_like.trainers.trial import run_trial
 
     report = run_trial(
@@ -80,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
         fp8=options.fp8,
         deterministic=options.deterministic,
         lora_rank=options.lora_rank,
+        resume_as=options.resume_as,
     )
     print(json.dumps(report.to_dict(), indent=2) if options.json else report.render())
     return 0 if report.passed else 1

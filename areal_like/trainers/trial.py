@@ -5,9 +5,11 @@ This is what `areal-like try` runs, what the parity tests call, and what shows a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -28,7 +30,7 @@ from areal_like.runtime.local import WorkerGroup
 from areal_like.spec import ModelSpec, fp8_alignment, padding_multiples
 from areal_like.trainers.reference import ReferenceModel
 from areal_like.trainers.tiny_models import TINY_MODELS, make_tiny_model
-from areal_like.trainers.trial_report import StepDifferences, TrialReport
+from areal_like.trainers.trial_report import RESUME_AFTER, StepDifferences, TrialReport
 
 __all__ = ["StepDifferences", "TrialReport", "run_trial"]
 
@@ -48,6 +50,7 @@ def run_trial(
     fp8: str | None = None,
     deterministic: bool = False,
     lora_rank: int | None = None,
+    resume_as: str | None = None,
 ) -> TrialReport:
     """Train `model` under the layout `text` and compare every step with Transformers.
 
@@ -61,30 +64,39 @@ def run_trial(
         fp8: recipe of FP8 products, with dtype "bfloat16"; None for none.
         deterministic: with repeatable kernels, and twice, in new processes: the bits of both runs are compared.
         lora_rank: of adapters on every matrix that can have one, which alone are trained, beside PEFT; None for none.
+        resume_as: after two steps write a recovery checkpoint, end all processes, and go on from it under this layout.
 
     Raises:
         DiagnosticError: the string, the backend or the model does not allow the trial.
+        ValueError: `resume_as` with fewer than three steps, or with `deterministic`.
         WorkerError: a rank failed.
     """
     allocation = _allocation(text)
-    device = _device(device, allocation.world_size)
+    then = None if resume_as is None else _allocation(resume_as)
+    if then is not None and (steps <= RESUME_AFTER or deterministic):
+        raise ValueError(f"resume_as needs more than {RESUME_AFTER} steps, and goes without deterministic")
+    device = _device(device, max(allocation.world_size, then.world_size if then else 1))
     disable_progress_bar()  # of Transformers, which writes and reads the small model many times
     with tempfile.TemporaryDirectory(prefix="areal-like-try-") as temporary:
         if model in TINY_MODELS:
             path = Path(temporary) / model
-            make_tiny_model(model, allocation, path, dtype=DTYPES[dtype], width_multiple=fp8_alignment(fp8))
+            make_tiny_model(model, allocation, path, dtype=DTYPES[dtype], width_multiple=fp8_alignment(fp8), also=then)
         else:
             path = resolve_model(model)
         spec = ModelSpec.from_path(path)
-        config = _config(allocation, path, bridge, dtype, fp8, deterministic, lora_rank)
-        problems = [
-            *check_layout(allocation, spec, config),
-            *fp8_problems(allocation, spec, fp8, dtype, device),
-            *adapter_problems(allocation, spec, config, device),
+        seats = [
+            _Seat(layout, _config(layout, path, bridge, dtype, fp8, deterministic, lora_rank), device)
+            for layout in (allocation, then)
+            if layout is not None
         ]
+        problems = [d for seat in seats for d in check_layout(seat.allocation, spec, seat.config)]
+        for seat in seats:
+            problems += fp8_problems(seat.allocation, spec, fp8, dtype, device)
+            problems += adapter_problems(seat.allocation, spec, seat.config, device)
         if problems:
             raise AllocationError(problems)
-        report = _compare(allocation, model, config, steps, device)
+        config = seats[0].config
+        report = _compare(seats, model, steps, Path(temporary) / "checkpoint")
         if deterministic:
             report.repeats = _repeats(report, allocation, config, device)
         return report
@@ -114,9 +126,18 @@ def _config(
             fp8_config=None if fp8 is None else FP8Config(recipe=cast(Literal["tensorwise"], fp8)),
             use_deterministic_algorithms=deterministic,
             # On GPUs the experts of a rank are one matrix, which gets no adapter.
-            moe_grouped_gemm=lora_rank is None,
+            moe_grouped_gemm=None if lora_rank is None else False,
         ),
     )
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """Where a part of the trial runs."""
+
+    allocation: ModelAllocation
+    config: TrainEngineConfig
+    device: str
 
 
 def _start(allocation: ModelAllocation, config: TrainEngineConfig, device: str) -> WorkerGroup:
@@ -131,16 +152,16 @@ def _start(allocation: ModelAllocation, config: TrainEngineConfig, device: str) 
     )
 
 
-def _compare(
-    allocation: ModelAllocation, model: str, config: TrainEngineConfig, steps: int, device: str
-) -> TrialReport:
+def _compare(seats: list[_Seat], model: str, steps: int, checkpoint: Path) -> TrialReport:
+    """Under the first seat; with a second one, after `RESUME_AFTER` steps under that."""
+    allocation, config, device = seats[0].allocation, seats[0].config, seats[0].device
     megatron, dtype, path = config.megatron, config.dtype, Path(config.path)
     fp8 = None if megatron.fp8_config is None else megatron.fp8_config.recipe
     report = TrialReport(str(allocation), model, megatron.bridge_type, dtype, device, allocation.world_size, fp8)
     vocabulary = ModelSpec.from_path(path).vocab_size
     start = time.monotonic()
-    group = _start(allocation, config, device)
-    with group:
+    with contextlib.ExitStack() as groups:
+        group = groups.enter_context(_start(allocation, config, device))
         group.call("initialize")
         report.start_seconds = time.monotonic() - start
         if config.use_lora:
@@ -157,11 +178,29 @@ def _compare(
             if name not in exported or name not in original or not torch.equal(exported[name], original[name])
         )
         for step in range(steps):
+            if step == RESUME_AFTER and len(seats) > 1:
+                group.call("save_checkpoint", str(checkpoint), step=step)
+                group.call("close")
+                groups.close()
+                group = groups.enter_context(_go_on(seats[1], checkpoint))
+                allocation, report.resumed_as = seats[1].allocation, str(seats[1].allocation)
             report.steps.append(_step(step + 1, group, reference, allocation, vocabulary))
         if config.use_lora:
             report.adapter_folder_logits = _adapter_folder(group, config, allocation, vocabulary)
         group.call("close")
     return report
+
+
+def _go_on(seat: _Seat, checkpoint: Path) -> WorkerGroup:
+    """New processes that have loaded the checkpoint."""
+    group = _start(seat.allocation, seat.config, seat.device)
+    try:
+        group.call("initialize")
+        group.call("load_checkpoint", str(checkpoint))
+    except BaseException:
+        group.close(0)
+        raise
+    return group
 
 
 def _step(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["StepDifferences", "Tolerance", "TrialReport"]
+__all__ = ["RESUME_AFTER", "StepDifferences", "Tolerance", "TrialReport"]
+
+RESUME_AFTER = 2
+"""Steps before the layout of a trial changes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class TrialReport:
     export_differs: list[str] = field(default_factory=list)
     steps: list[StepDifferences] = field(default_factory=list)
     repeats: list[str] | None = None
+    resumed_as: str | None = None
     adapter_tensors: int = 0
     adapter_folder_logits: float = 0.0
 
@@ -112,12 +116,15 @@ class TrialReport:
             + ("bit-equal" if not self.export_differs else f"{len(self.export_differs)} differ"),
             "step       loss   |dloss|/loss   grad norm   |dnorm|/norm   |dlogits|   |dweights|   micro   tokens/s",
         ]
-        lines += [
+        rows = [
             f"{s.step:>4} {s.loss:>10.6f} {s.loss_difference:>14.1e} {s.grad_norm:>11.5f} "
             f"{s.grad_norm_difference:>14.1e} {s.logits:>11.1e} "
             f"{s.weights:>12.1e} {s.micro_batches:>7} {s.tokens_per_second:>10.0f}"
             for s in self.steps
         ]
+        if self.resumed_as is not None:
+            rows.insert(RESUME_AFTER, f"     saved, processes ended, loaded as {self.resumed_as}")
+        lines += rows
         if self.repeats == []:
             lines.append(f"second run: loss, gradient norm and weights of {len(self.steps)} steps are bit-equal")
         if self.lora_rank is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import json
 import re
 import shlex
@@ -19,7 +20,19 @@ from areal_like.alloc import ModelAllocation
 from areal_like.cli import main
 from areal_like.cli.explain import memory
 from areal_like.spec import ModelSpec
-from areal_like.spec.memory import GIB, PARTS, LoRA, MemoryJob, kv_cache, layers, logits, predict, schedule, transfer
+from areal_like.spec.memory import (
+    GIB,
+    PARTS,
+    LoRA,
+    MemoryJob,
+    kv_cache,
+    layers,
+    logits,
+    predict,
+    recovery,
+    schedule,
+    transfer,
+)
 from areal_like.spec.memory.host import PROCESS
 from areal_like.spec.memory.megatron_formula import megatron_estimate
 
@@ -525,3 +538,31 @@ def test_amounts_of_memory(text: str, size: int) -> None:
 def test_no_amounts_of_memory(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="80GiB"):
         memory(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "job", "expected"),
+    [
+        # 14 bytes a parameter with Adam: bfloat16, float32 copy, two moments (Qwen2.5-1.5B ties its embeddings)
+        ("megatron:d1", {}, 1_543_714_304 * 14),
+        ("megatron:d8", {"dtype": "float32"}, 1_543_714_304 * 12),
+        ("megatron:t3", {"optimizer": "sgd"}, (1_543_714_304 + 2 * 1536) * 6),  # 151,936 rows become 151,938
+        ("megatron:d2", {"optimizer": None}, 0),
+    ],
+)
+def test_size_of_a_recovery_checkpoint(text: str, job: dict[str, Any], expected: int) -> None:
+    allocation, given = ModelAllocation.parse(text), MemoryJob(micro_tokens=64, seq=64, recovery=True, **job)
+    assert recovery.checkpoint_bytes(QWEN, allocation, given) == expected
+    plan = predict(QWEN, allocation, given)
+    rest = plan.host["recovery checkpoint"] - min(8, allocation.world_size) * PROCESS
+    assert expected <= rest < expected + 8
+    assert plan.to_dict()["recovery_checkpoint"] == expected
+
+
+def test_host_memory_of_a_recovery_checkpoint_is_the_part_of_a_node() -> None:
+    job = MemoryJob(micro_tokens=64, seq=64, gpus_per_node=8, recovery=True)
+    allocation = ModelAllocation.parse("megatron:d32")
+    whole = recovery.checkpoint_bytes(QWEN, allocation, job)
+    assert recovery.held_on_first_node(QWEN, allocation, job) == pytest.approx(whole / 4, rel=1e-6)
+    alone = dataclasses.replace(job, distributed_optimizer=False)
+    assert recovery.held_on_first_node(QWEN, allocation, alone) == whole

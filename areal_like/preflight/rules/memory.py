@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 from areal_like.alloc.diagnostics import Severity
+from areal_like.preflight.continuing import is_on
 from areal_like.preflight.job import GIB, Job, Role
 from areal_like.preflight.offloading import offload_of
 from areal_like.preflight.registry import Finding, example, rule
@@ -131,6 +132,7 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
         gpu_memory=job.cluster.gpu_memory_bytes,
         gpus_per_node=job.cluster.gpus_per_node,
         pipeline_layout=options.pipeline_layout,
+        recovery=trained and is_on(job.config.recover),
         **_rollout(job, role),
     )
     try:

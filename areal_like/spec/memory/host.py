@@ -3,7 +3,8 @@
 processes        3 GiB a rank          Python, torch, CUDA's part in the host and pinned buffers: a round figure
 load             the largest tensor    read lazily from the checkpoint, once a rank, and cut (fused pairs: twice)
 weight transfer  two buckets on rank 0 and one on each sender; the rollout engine takes them one by one
-checkpoint       one file and a bucket on rank 0
+checkpoint       one file and a bucket on rank 0, of a Hugging Face folder
+recovery         what each rank stores of a recovery checkpoint, see `recovery`
 offload          a copy of the parameters and optimizer states that leave the GPUs. It is made by the first offload and
                  kept for the next, so every phase but the load has it; gradients need none
 """
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from areal_like.alloc import ModelAllocation
 from areal_like.spec.memory import states, transfer
 from areal_like.spec.memory.job import GIB, MemoryJob
+from areal_like.spec.memory.recovery import held_on_first_node
 from areal_like.spec.memory.trained import trained
 from areal_like.spec.model import ModelSpec
 from areal_like.spec.shards import RankClass
@@ -42,6 +44,8 @@ def host_memory(
         "weight transfer": processes + copies + min(3 * bucket, 3 * weights),
         "checkpoint": processes + copies + min(transfer.SHARD + bucket, 2 * weights),
     }
+    if job.recovery:
+        found["recovery checkpoint"] = processes + copies + held_on_first_node(spec, allocation, job)
     return found | ({"at rest": processes + copies} if job.offload else {})
 
 

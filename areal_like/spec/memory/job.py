@@ -70,6 +70,7 @@ class MemoryJob:
         gpu_memory: bytes of a GPU; None when not known.
         gpus_per_node: for host memory.
         pipeline_layout: layers of each stage; None balances compute.
+        recovery: recovery checkpoints are written.
     """
 
     micro_tokens: int
@@ -98,6 +99,7 @@ class MemoryJob:
     gpu_memory: int | None = None
     gpus_per_node: int = 8
     pipeline_layout: tuple[int, ...] | None = None
+    recovery: bool = False
 
     def __post_init__(self) -> None:
         for name in ("micro_tokens", "seq", "micro_batches", "recompute_layers", "rollout_sequences", "gpus_per_node"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from areal_like.spec.memory.job import GIB, PARTS
+from areal_like.spec.memory.recovery import checkpoint_bytes
 
 if TYPE_CHECKING:
     from areal_like.spec.memory.plan import MemoryPlan, RankMemory
@@ -60,6 +61,8 @@ def render(plan: MemoryPlan) -> str:
         + ", ".join(f"{name} {_gib(size)}" for name, size in plan.host.items())
         + " GiB"
     )
+    if stored := checkpoint_bytes(plan.spec, plan.allocation, job):
+        lines.append(f"a recovery checkpoint: {_gib(stored)} GiB on disk")
     return "\n".join(lines)
 
 
@@ -80,6 +83,7 @@ def to_dict(plan: MemoryPlan) -> dict[str, Any]:
         "fits": plan.fits,
         "megatron_formula": plan.megatron,
         "host": plan.host,
+        "recovery_checkpoint": checkpoint_bytes(plan.spec, plan.allocation, plan.job),
     }
 
 

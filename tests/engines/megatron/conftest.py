@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 HERE = str(Path(__file__).parent)
@@ -209,6 +210,24 @@ def hugging_face_logits(folder: Path | str, batch: PackedBatch, **changes: Any) 
     with torch.no_grad():
         rows = [model(ids[None], use_cache=False).logits[0] for ids in batch.split_tokens(batch.input_ids) if len(ids)]
     return torch.cat(rows)
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds, put together by torch's own reader."""
+    whole = folder.with_name(f"{folder.name}.pt")
+    dcp_to_torch_save(folder, whole)
+    return torch.load(whole, weights_only=False)
+
+
+def tensors(folder: Path, rows: int = 131) -> dict[str, torch.Tensor]:
+    """The tensors, without the rows that pad the vocabulary."""
+    found = {name: value for name, value in content(folder).items() if torch.is_tensor(value)}
+    return {n: t[:rows] if "word_embeddings" in n or "output_layer" in n else t for n, t in found.items()}
+
+
+def unequal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    assert one.keys() == other.keys() and one
+    return [name for name in one if not torch.equal(one[name], other[name])]
 
 
 @pytest.fixture

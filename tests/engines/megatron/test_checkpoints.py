@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from areal_like.spec.checkpoint import CheckpointFault, read_manifest
+from areal_like.spec.checkpoint import read_manifest
 from areal_like.trainers.reference import ReferenceModel
 
 LENGTHS = [41, 2, 17, 30, 22]
 OPTIMIZER = {"lr": 1e-2, "lr_scheduler_type": "cosine", "warmup_steps_proportion": 0.2}
-
-
-def content(folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds, put together by torch's own reader."""
-    whole = folder.with_name(f"{folder.name}.pt")
-    dcp_to_torch_save(folder, whole)
-    return torch.load(whole, weights_only=False)
-
-
-def tensors(folder: Path, rows: int = 131) -> dict[str, torch.Tensor]:
-    """The tensors, without the rows that pad the vocabulary."""
-    found = {name: value for name, value in content(folder).items() if torch.is_tensor(value)}
-    return {n: t[:rows] if "word_embeddings" in n or "output_layer" in n else t for n, t in found.items()}
-
-
-def unequal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    assert one.keys() == other.keys() and one
-    return [name for name in one if not torch.equal(one[name], other[name])]
 
 
 def close(one: dict[str, float], other: dict[str, float], rel: float = 2e-6) -> bool:
@@ -57,11 +32,11 @@ def go_on_under(first, text, second, other, folder, helpers, tmp_path, **changes
     continued = [second.train(batch) for batch in batches[2:]]
     rel = 2e-6 if changes.get("dtype") != "bfloat16" else 2e-2  # layouts round differently: 8 significant bits
     assert all(close(a, b, rel) for a, b in zip(unbroken, continued, strict=True)), (unbroken, continued)
-    assert unequal(tensors(tmp_path / "saved"), tensors(tmp_path / "again")) == []
+    assert helpers.unequal(helpers.tensors(tmp_path / "saved"), helpers.tensors(tmp_path / "again")) == []
     saved, again = (read_manifest(tmp_path / name) for name in ("saved", "again"))
     assert saved.counters == again.counters and saved.counters["schedule"]["num_steps"] == 2
     assert saved.counters["adam_step"] == (0 if changes["optimizer"].get("type") == "sgd" else 2)
-    return tensors(tmp_path / "saved")
+    return helpers.tensors(tmp_path / "saved")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +94,8 @@ def test_the_content_is_that_of_torch_adamw(pair, models, helpers, tmp_path):
     pair.train(batch)
     pair.group.call("do", "save_checkpoint", str(tmp_path / "a"), step=1)
     pair.group.call("do", "save_checkpoint", str(tmp_path / "b"), step=1)
-    one, two = tensors(tmp_path / "a"), tensors(tmp_path / "b")
-    assert unequal(one, two) == []
+    one, two = helpers.tensors(tmp_path / "a"), helpers.tensors(tmp_path / "b")
+    assert helpers.unequal(one, two) == []
     reference = ReferenceModel(folder, helpers.OptimizerConfig(lr=5e-4), dtype=torch.float32, device="cpu")
     reference.train(batch)
     for layer in range(3):
@@ -161,90 +136,6 @@ def test_the_schedule_of_the_checkpoint_or_of_the_file(pair, models, helpers, tm
         pair.build("megatron:d2", folder, optimizer=other, megatron={"use_checkpoint_opt_param_scheduler": taken})
         pair.group.call("do", "load_checkpoint", str(tmp_path / "c"))
         assert [pair.train(batch)["learning_rate"] for _ in range(3)] == pytest.approx(expected, rel=1e-12)
-
-
-def test_training_goes_on_while_an_asynchronous_checkpoint_is_written(pair, models, helpers, tmp_path):
-    folder, batch = models("qwen3"), helpers.random_batch(LENGTHS)
-    pair.build("megatron:d2", folder)
-    pair.train(batch)
-    pair.group.call("do", "save_checkpoint", str(tmp_path / "sync"), step=1)
-    pair.build("megatron:d2", folder, megatron={"async_save": True})
-    pair.train(batch)
-    pair.group.call("hold_writer")
-    pair.group.call("do", "save_checkpoint", str(tmp_path / "async"), step=1)
-    pair.train(batch)  # the written values are those of before
-    assert pair.group.call("do", "finish_checkpoint", wait=False) == [False, False]
-    assert not (tmp_path / "async").exists()
-    pair.group.call("release_writer")
-    assert pair.group.call("do", "finish_checkpoint") == [True, True]
-    assert unequal(tensors(tmp_path / "sync"), tensors(tmp_path / "async")) == []
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["async", "sync"]
-    # the next one completes the one before; closing completes the last
-    pair.group.call("do", "save_checkpoint", str(tmp_path / "second"), step=2)
-    pair.group.call("do", "save_checkpoint", str(tmp_path / "third"), step=2)
-    assert read_manifest(tmp_path / "second").step == 2 and not (tmp_path / "third").exists()
-    pair.group.call("do", "finish_checkpoint")
-    assert unequal(tensors(tmp_path / "second"), tensors(tmp_path / "third")) == []
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str):
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_full_disk_leaves_the_previous_checkpoint(pair, models, tmp_path, beside):
-    pair.build("megatron:t2", models("qwen2"), megatron={"async_save": beside})
-    with small_disk(tmp_path / "disk", "3m") as disk:
-        pair.group.call("do", "save_checkpoint", str(disk / "one"), step=1)
-        pair.group.call("do", "finish_checkpoint")
-        assert pair.attempt("save_checkpoint", str(disk / "two"), step=2) == [None, None] or not beside
-        errors = pair.attempt("save_checkpoint", str(disk / "two"), step=2)
-        assert errors[0] == errors[1] and errors[0][0] == "OSError"
-        assert errors[0][1].startswith(f"writing the checkpoint {disk}/two failed: [Errno 28] No space left on device")
-        assert "\n" not in errors[0][1]
-        assert [p.name for p in disk.iterdir()] == ["one"]
-        assert pair.group.call("do", "load_checkpoint", str(disk / "one")) == [1, 1]
-        # it was not the end: with room again the next one is written
-        pair.group.call("do", "save_checkpoint", str(tmp_path / "two"), step=2)
-        pair.group.call("do", "finish_checkpoint")
-        assert read_manifest(tmp_path / "two").step == 2
-
-
-def test_what_is_torn_or_of_another_model_is_named_on_all_ranks(pair, models, tmp_path):
-    pair.build("megatron:d2", models("qwen2"))
-    pair.group.call("do", "save_checkpoint", str(tmp_path / "c"), step=1)
-    manifest = json.loads((tmp_path / "c" / "manifest.json").read_text())
-    assert manifest["layout"] == "megatron:d2" and manifest["files"].keys() == {
-        p.name for p in (tmp_path / "c").iterdir()
-    } - {"manifest.json"}
-    file = tmp_path / "c" / "__1_0.distcp"
-    whole = file.read_bytes()
-    for damage, text in (
-        (lambda: file.write_bytes(whole[:-1]), f"{file} has {len(whole) - 1} bytes; its manifest says {len(whole)}"),
-        (file.unlink, "lacks the file __1_0.distcp that its manifest names"),
-        ((tmp_path / "c" / "manifest.json").unlink, "has no manifest.json: it was never finished"),
-    ):
-        damage()
-        with pytest.raises(CheckpointFault, match="c"):
-            read_manifest(tmp_path / "c")
-        errors = pair.attempt("load_checkpoint", str(tmp_path / "c"))
-        assert errors[0] == errors[1] and errors[0][0] == "CheckpointFault" and text in errors[0][1]
-    file.write_bytes(whole)
-    (tmp_path / "c" / "manifest.json").write_text(json.dumps(manifest))
-    assert pair.group.call("do", "load_checkpoint", str(tmp_path / "c")) == [1, 1]
-    pair.build("megatron:d2", models("qwen3"))
-    errors = pair.attempt("load_checkpoint", str(tmp_path / "c"))
-    assert errors[0] == errors[1] and "architecture is qwen2 in the checkpoint and qwen3 here" in errors[0][1]
-    pair.build("megatron:d2", models("qwen2"), optimizer=None)
-    assert "no optimizer" in pair.attempt("save_checkpoint", str(tmp_path / "d"), step=1)[0][1]
 
 
 def test_megatron_core_still_needs_our_own_way(pair, solo, models):
