@@ -221,6 +221,12 @@ def test_any_text(source: str, text: str) -> None:
         convert("ours", "ours", result.text)
 
 
+def test_a_key_that_needs_itself_ends() -> None:
+    """Twice in one text, caught by oc.select: followed blindly, it would take 2 to the power of the depth."""
+    text = "a: ${oc.select:a,} ${oc.select:a,} ${oc.select:b,}\nb: ${oc.select:a,} ${oc.select:a,} ${a}\n"
+    assert "a" not in yaml.safe_load(convert("verl", "ours", text).text)
+
+
 VALUES = st.one_of(
     st.none(),
     st.booleans(),

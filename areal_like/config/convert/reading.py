@@ -123,7 +123,7 @@ class _References:
         unresolved = []
         for key, given in self.given.items():
             try:
-                value = self.value(given.value, key, 0)
+                value = self.value(given.value, key, (key,))
             except Unresolved:
                 unresolved.append(given)
                 continue
@@ -134,9 +134,9 @@ class _References:
                 found |= {prefix + inner: Given(prefix + inner, v, given.place) for inner, v in value.items()}
         return found, tuple(unresolved)
 
-    def value(self, value: Any, key: str, depth: int) -> Any:
+    def value(self, value: Any, key: str, way: tuple[str, ...]) -> Any:
         if isinstance(value, list):
-            return [self.value(item, key, depth) for item in value]
+            return [self.value(item, key, way) for item in value]
         if not isinstance(value, str) or "${" not in value:
             return value
         text: Any = value.replace(",{}}", ",}")
@@ -144,7 +144,7 @@ class _References:
             match = _REFERENCE.search(text)
             if match is None:
                 break
-            target = self.target(match[1].strip(), key, depth)
+            target = self.target(match[1].strip(), key, way)
             if match.span() == (0, len(text)):
                 return target
             if isinstance(target, dict | list):
@@ -154,16 +154,16 @@ class _References:
             raise Unresolved
         return text
 
-    def target(self, name: str, key: str, depth: int) -> Any:
-        if depth > MAX_DEPTH:
+    def target(self, name: str, key: str, way: tuple[str, ...]) -> Any:
+        if len(way) > MAX_DEPTH:
             raise Unresolved
         function, colon, arguments = name.partition(":")
         if not colon:
-            return self.look_up(_absolute(name, key), depth)
+            return self.look_up(_absolute(name, key), way)
         parts = [part.strip() for part in arguments.split(",")]
         if function == "oc.select":
             try:
-                found = self.look_up(_absolute(parts[0], key), depth)
+                found = self.look_up(_absolute(parts[0], key), way)
             except Unresolved:
                 found = None
             return _scalar(",".join(parts[1:])) if found is None and len(parts) > 1 else found
@@ -173,12 +173,16 @@ class _References:
                 return prod(factors)
         raise Unresolved
 
-    def look_up(self, key: str, depth: int) -> Any:
+    def look_up(self, key: str, way: tuple[str, ...]) -> Any:
+        """`way`: the keys that led here. One that needs itself has no value; without that check two such references in
+        one text would be followed 2 to the power of MAX_DEPTH times."""
+        if key in way:
+            raise Unresolved
         if key in self.given:
-            return self.value(self.given[key].value, key, depth + 1)
+            return self.value(self.given[key].value, key, (*way, key))
         inside = {k.removeprefix(f"{key}."): g for k, g in self.given.items() if k.startswith(f"{key}.")}
         if inside:
-            return {name: self.value(g.value, g.key, depth + 1) for name, g in inside.items()}
+            return {name: self.value(g.value, g.key, (*way, key)) for name, g in inside.items()}
         if key in self.defaults:
             return self.defaults[key]
         raise Unresolved
