@@ -1,6 +1,7 @@
 """Offload and onload: what a model keeps on its device while another one uses it.
 
-parameters   all of the model's, trained or frozen, in Megatron's buffers or outside them -> host
+parameters   all of the model's, trained or frozen, in Megatron's buffers or outside them -> host; FP8 copies of them
+             are dropped, the next pass makes them anew
 gradients    Megatron's buffers: freed and zeroed on return; nothing of them is kept from one step to the next
 optimizer    float32 copies of the parameters and Adam's moments -> host. Where the model is float32 its parameters are
              themselves what Adam updates; they belong to `parameters` alone.
@@ -67,6 +68,7 @@ class Offloader:
             self.away.add("optimizer")
         if parameters and "parameters" not in self.away:
             freed["parameters"] = self._hosts["parameters"].store(self._parameter_storages().values())
+            self._drop_fp8_copies()
             self.away.add("parameters")
         if gradients and "gradients" not in self.away:
             freed["gradients"] = self._free_gradients()
@@ -112,6 +114,11 @@ class Offloader:
         others = self._parameter_storages() | self._gradient_storages()
         found = storages_of(_optimizer_tensors(self._optimizer), self._device)
         return {k: s for k, s in found.items() if k not in others}
+
+    def _drop_fp8_copies(self) -> None:
+        """TransformerEngine keeps FP8 copies of weights that are not FP8 themselves, and makes missing ones anew."""
+        for module in (inner for chunk in self._modules for inner in chunk.modules()):
+            getattr(module, "_fp8_workspaces", {}).clear()
 
     def _buffers(self) -> Iterator[Any]:
         for chunk in self._chunks:

@@ -205,6 +205,7 @@ class _Trainer:
     def present(self, *needed: str) -> dict[str, int]:
         """What stays while the model needs these parts alone: the roles of a run offload the others, where asked to."""
         away = {PARTS[part] for part in self.job.offload - set(needed)}
+        away |= {"FP8 copies"} if "weights" in away else set()  # made anew from the weights when they are back
         return {part: 0 if part in away else size for part, size in self.resident.items()}
 
     def load(self) -> Phase:

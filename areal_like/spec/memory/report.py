@@ -89,7 +89,7 @@ def to_dict(plan: MemoryPlan) -> dict[str, Any]:
 
 def _freed(plan: MemoryPlan) -> int:
     """Bytes that offloading takes off the GPU that holds most of the model."""
-    rows = [PARTS[part] for part in plan.job.offload]
+    rows = [PARTS[part] for part in plan.job.offload] + (["FP8 copies"] if "parameters" in plan.job.offload else [])
     return max(
         sum(rank.phase("update" if plan.job.optimizer else "load").parts[row] for row in rows) for rank in plan.ranks
     )

@@ -86,6 +86,18 @@ def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha1(tensor.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
+def give_fp8_copies(engine: Any) -> int:
+    """As TransformerEngine keeps them in its layers; how many layers hold any."""
+    layers = [m for chunk in engine.modules for m in chunk.modules() if getattr(m, "weight", None) is not None]
+    for layer in layers:
+        layer._fp8_workspaces = {"weight": torch.zeros(layer.weight.shape, dtype=torch.uint8)}
+    return len(layers)
+
+
+def fp8_copies(engine: Any) -> int:
+    return sum(len(getattr(m, "_fp8_workspaces", {})) for chunk in engine.modules for m in chunk.modules())
+
+
 def broken_views(engine: Any) -> list[str]:
     """Parameters whose data or main gradient is no longer a view of Megatron's buffers; gradients that are not 0."""
     found = []

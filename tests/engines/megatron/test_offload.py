@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from areal_like.algorithms.sft import SFTLoss
 from areal_like.alloc import ModelAllocation
+from areal_like.config import FP8Config
 from areal_like.runtime.local import WorkerGroup
 from areal_like.spec import ModelSpec
 from areal_like.spec.memory import PARTS, MemoryJob, predict
@@ -156,6 +157,15 @@ def test_a_call_that_needs_what_is_away_says_so(solo, models, helpers, tmp_path)
     solo.train(helpers.random_batch([9]))
 
 
+def test_fp8_copies_go_with_the_parameters(solo, models):
+    solo.build("megatron:d1", models("qwen3"))
+    (layers,) = ask(solo, engine_views.give_fp8_copies)
+    solo.group.call("do", "offload", parameters=False)
+    assert ask(solo, engine_views.fp8_copies) == [layers] and layers > 5
+    solo.group.call("do", "offload")
+    assert ask(solo, engine_views.fp8_copies) == [0]
+
+
 def test_a_model_that_is_not_trained(pair, models, helpers):
     batch = helpers.random_batch(LENGTHS)
     pair.build("megatron:t2", models("qwen2"), optimizer=None)
@@ -200,3 +210,36 @@ def test_a_gpu_gets_back_what_explain_predicts(helpers, tmp_path):
         assert group.call("ask", engine_views.bits) == bits
         assert group.call("ask", engine_views.cuda_bytes)[0] == pytest.approx(before, rel=0.01)
         assert group.call("do", "train_batch", batch, SFTLoss())[0]["loss"] < first[0]["loss"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="needs a GPU with FP8"
+)
+@pytest.mark.parametrize("param", [False, True])
+def test_fp8_on_a_gpu(helpers, tmp_path, param):
+    """Quantized parameters, and FP8 copies of others, leave too; the model says the same afterwards."""
+    config = Qwen3Config(
+        vocab_size=32_000,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    megatron = {"fp8_config": FP8Config(recipe="tensorwise", param=param)}
+    section = helpers.engine_config("megatron:d1", tmp_path, dtype="bfloat16", megatron=megatron)
+    batch = helpers.random_batch([90, 60])
+    with WorkerGroup.start("engine", "megatron_hosts:EngineHost", {}, 1, "cuda") as group:
+        group.call("build", "megatron:d1", section, device="cuda")
+        group.call("do", "train_batch", batch, SFTLoss())
+        said = group.call("do", "forward", batch)[0].log_probs
+        (before,) = group.call("ask", engine_views.cuda_bytes)
+        freed = sum(group.call("do", "offload")[0].values())
+        (after,) = group.call("ask", engine_views.cuda_bytes)
+        assert before - after >= freed > 0.8 * before
+        group.call("do", "onload")
+        assert torch.allclose(group.call("do", "forward", batch)[0].log_probs, said, atol=1e-3)
+        assert group.call("do", "train_batch", batch, SFTLoss())[0]["updated"] == 1.0
