@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,24 @@ from areal_like.alloc import ModelAllocation
 from areal_like.config import TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs, WeightBucket
-from areal_like.engines.megatron import cpu, determinism, fp8
-from areal_like.engines.megatron.bridges import create_bridge
+from areal_like.engines.megatron import fp8
+from areal_like.engines.megatron.assembly import build_model, build_training, prepare_process
 from areal_like.engines.megatron.checkpoint import Checkpointer
 from areal_like.engines.megatron.communicators import warm_up
-from areal_like.engines.megatron.lora import attach_adapters, trained_dtype
+from areal_like.engines.megatron.lora import attach_adapters
 from areal_like.engines.megatron.lora_export import merged_values, save_adapter_folder, stream_adapters
 from areal_like.engines.megatron.lora_layer import Adapter
 from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
-from areal_like.engines.megatron.moe import MoEOptions
 from areal_like.engines.megatron.offload import PARTS, Offloader
-from areal_like.engines.megatron.optimizer import (
-    create_optimizer,
-    create_schedule,
-    loss_scale_figure,
-    shards_optimizer,
-    wrap_for_data_parallel,
-)
+from areal_like.engines.megatron.optimizer import loss_scale_figure
 from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
 from areal_like.engines.megatron.profile import StepProfiler, create_profiler, named, traced, traced_stream
 from areal_like.engines.megatron.random_states import RandomStates
-from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
-from areal_like.engines.megatron.values import attach_value_head, load_value_head, value_model_config
+from areal_like.engines.megatron.values import load_value_head, value_model_config
 from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
 from areal_like.engines.megatron.world import join_world, leave_world
-from areal_like.spec import ModelSpec, fp8_alignment, padding_multiples, stage_sizes
+from areal_like.spec import fp8_alignment, padding_multiples
 
 __all__ = ["MegatronEngine"]
 
@@ -74,19 +65,16 @@ class MegatronEngine:
         self.device = torch.device("cpu")
         self.offloader = Offloader()
         self.profiler: StepProfiler | None = None
+        self._in_world = False
+        # Of a model that is trained:
+        self.chunks: list[Any] = []
+        self.optimizer: Any = None
+        self.adapters: list[Adapter] = []
 
     def initialize(self) -> None:
-        if self.config.megatron.use_deterministic_algorithms:
-            determinism.prepare_process(self.device_type)
-        if self.device_type == "cpu":
-            cpu.install()
-        else:
-            if self.dtype is torch.float32:
-                # float32 was asked for: TensorFloat-32, TransformerEngine's default, keeps 10 bits of the mantissa.
-                os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
-            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            torch.cuda.set_device(self.device)
+        self.device = prepare_process(self.config, self.device_type)
         join_world(self.device_type)
+        self._in_world = True
         self.groups = create_process_groups(self.allocation.mesh())
         seconds = warm_up(self.groups, self.device)
         print(f"communicators of {self.allocation}: each used once, {seconds:.2f} s", flush=True)
@@ -97,82 +85,33 @@ class MegatronEngine:
         with self.random:
             self.random.seed(self.seed, self.groups)
             self._build()
-            self._create_optimizer()
+            self._prepare_training()
         self.passes.warm_up(self.device)
-        self.offloader.watch(self.modules, getattr(self, "chunks", []), self.optimizer, self.device)
+        self.offloader.watch(self.modules, self.chunks, self.optimizer, self.device)
         if self.profiler is not None:
             self.profiler.watch(self.passes.config, self.optimizer)
 
     def _build(self) -> None:
-        self.spec = spec = ModelSpec.from_path(self.path)
-        self.stages = stage_sizes(spec, self.allocation, self.config.megatron.pipeline_layout)
-        self.transformer_engine = has_transformer_engine(self.device_type)
-        if self.fp8 is not None:
-            fp8.require_hardware(self.fp8, dtype=self.dtype, transformer_engine=self.transformer_engine)
-        self.bridge = create_bridge(
-            self.config.megatron.bridge_type,
-            self.path,
-            self.groups,
-            dtype=self.dtype,
-            device=self.device,
-            stages=self.stages,
-            settings=transformer_settings(
-                self.config,
-                device=self.device_type,
-                stages=self.stages,
-                pp=self.allocation.pp,
-                stage=self.groups.mesh.coordinates(self.groups.rank).pp,
-                is_moe=spec.is_moe,
-                transformer_engine=self.transformer_engine,
-            ),
-            use_transformer_engine=self.transformer_engine,
-        )
-        chunks = self.bridge.build()
-        if self.device_type == "cpu":
-            cpu.install()  # building imports more of Megatron
-        if self.dtype is not torch.float32:
-            chunks = [chunk.to(self.dtype) for chunk in chunks]
-        self.modules = chunks
-        if self.config.megatron.use_deterministic_algorithms:
-            determinism.verify(self.modules)
-        if self.fp8 is not None:
-            fp8.follow_groups(self.modules, self.groups)
-        if self.config.is_critic:
-            attach_value_head(self.modules, self.groups.collection.tp, self.device)
-        self.moe = MoEOptions(self.modules, self.groups, self.config.megatron) if spec.is_moe else None
+        model = build_model(self.config, self.allocation, self.groups, device=self.device, dtype=self.dtype)
+        self.spec, self.stages, self.bridge = model.spec, model.stages, model.bridge
+        self.modules, self.moe, self.transformer_engine = model.modules, model.moe, model.transformer_engine
         if not self.config.init_from_scratch:
             self.load(self.path)
-        self.adapters: list[Adapter] = []
         if self.config.use_lora:
             self.adapters = attach_adapters(
-                self.modules, self.config, spec, self.groups, device=self.device, dtype=self.dtype, seed=self.seed
+                self.modules, self.config, self.spec, self.groups, device=self.device, dtype=self.dtype, seed=self.seed
             )
 
-    def _create_optimizer(self) -> None:
-        self.optimizer: Any = None
+    def _prepare_training(self) -> None:
         if self.config.optimizer is None:
             fp8.forget_loaded_weights(self.modules)
             self.passes = self._passes(self.modules)
             return
-        ddp = self.config.megatron.ddp
-        distributed = shards_optimizer(ddp, self.config.optimizer)
-        self.chunks = wrap_for_data_parallel(self.modules, ddp, self.groups, distributed=distributed, fp8=self.fp8)
-        for chunk in self.chunks:
-            fp8.broadcast_parameters(chunk)
-        self.optimizer = create_optimizer(
-            self.chunks,
-            self.config.optimizer,
-            self.groups,
-            dtype=trained_dtype(self.config, self.dtype),
-            distributed=distributed,
-            fp8=self.fp8,
+        training = build_training(
+            self.modules, self.config, self.groups, dtype=self.dtype, total_steps=self.total_steps
         )
-        self.schedule = create_schedule(self.optimizer, self.config.optimizer, self.total_steps)
+        self.chunks, self.optimizer, self.schedule = training.chunks, training.optimizer, training.schedule
         self.passes = self._passes(self.chunks)
-        self.passes.config.grad_scale_func = self.optimizer.scale_loss
-        if ddp.overlap_grad_reduce:
-            syncs = [chunk.no_sync for chunk in self.chunks]
-            self.passes.config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
         self.checkpointer = Checkpointer(
             self.modules,
             self.optimizer,
@@ -183,8 +122,6 @@ class MegatronEngine:
             layout=str(self.allocation),
             seed=self.seed,
         )
-        if self.device_type == "cpu":
-            cpu.install()
 
     def _passes(self, chunks: Sequence[torch.nn.Module]) -> ModelPasses:
         return ModelPasses(chunks, self.groups, vocab_size=self.bridge.vocab_size, is_value_model=self.config.is_critic)
@@ -254,7 +191,7 @@ class MegatronEngine:
         with fp8.whole_weights(self.modules) as written:
             self.bridge.load(self.modules, Path(path))
         load_value_head(self.modules, Path(path))
-        if getattr(self, "optimizer", None) is not None:
+        if self.optimizer is not None:
             self.optimizer.reload_model_params()
             fp8.set_main_weights(self.optimizer, written)
 
@@ -293,12 +230,14 @@ class MegatronEngine:
         return self._recovery().load(Path(folder))
 
     def close(self) -> None:
-        if getattr(self, "optimizer", None) is not None:
+        if self.optimizer is not None:
             self._recovery().finish()
         if self.profiler is not None:
             self.profiler.finish()
         self.offloader.close()
-        leave_world()
+        if self._in_world:
+            leave_world()
+            self._in_world = False
 
     def _recovery(self) -> Checkpointer:
         if self.optimizer is None:
@@ -307,7 +246,7 @@ class MegatronEngine:
 
     def _gather_parameters(self) -> None:
         """With overlap_param_gather what other ranks updated arrives in the next forward pass: fetch it now."""
-        if getattr(self, "optimizer", None) is None:
+        if self.optimizer is None:
             return
         with torch.no_grad():
             for chunk in self.chunks:
