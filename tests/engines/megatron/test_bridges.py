@@ -85,6 +85,23 @@ def test_buckets_are_bounded_and_nothing_is_shared_through_globals(pair, models,
     assert ask(pair, bridge_views.globals_of_megatron) == [[], []]
 
 
+@slow
+def test_two_layouts_in_one_process(models, helpers):
+    folders = {"actor": models("qwen3-moe"), "reference": models("llama-tied")}
+    layouts = {"actor": "megatron:(attn:d1t2|ffn:e2)", "reference": "megatron:p2"}
+    with WorkerGroup.start("two", "megatron_hosts:TwoEngines", {}, 2) as group:
+        for name, text in layouts.items():
+            section = helpers.engine_config(text, folders[name], megatron={"bridge_type": "megatron-bridge"})
+            group.call("build", name, text, section)
+        for name in (*layouts, *reversed(layouts)):  # whichever was built, read and written last
+            exported = {n: t for bucket in group.stream("weights", name) for n, t in bucket.tensors.items()}
+            original = load_file(folders[name] / "model.safetensors")
+            assert exported.keys() == original.keys()
+            assert all(torch.equal(exported[n], original[n]) for n in original)
+            group.call("do", name, "load", str(folders[name]))
+        assert group.call("globals_of_megatron") == [[], []]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

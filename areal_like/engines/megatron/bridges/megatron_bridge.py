@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -25,6 +23,7 @@ from areal_like.engines.megatron import cpu
 from areal_like.engines.megatron.bridges.base import refuse_unsupported
 from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
 from areal_like.engines.megatron.bridges.names import VALUE_HEAD, parameter_names, whole_name
+from areal_like.engines.megatron.bridges.reading import FolderMapping, each_rank_takes_its_own
 from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge, quiet
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
@@ -110,9 +109,9 @@ class MegatronBridge:
         return chunks
 
     def load(self, chunks: list[torch.nn.Module], path: Path) -> None:
-        folder = _State(HuggingFaceFolder(path, self.spec))
+        folder = FolderMapping(HuggingFaceFolder(path, self.spec))
         mesh, here = self.groups.mesh, self.groups.mesh.coordinates(self.groups.rank)
-        with _each_rank_takes_its_own(tp=(mesh.tp, here.tp), etp=(mesh.etp, here.etp)) as groups:
+        with each_rank_takes_its_own(tp=(mesh.tp, here.tp), etp=(mesh.etp, here.etp)) as groups:
             for name, module, parameter in self._parameters(chunks):
                 # On the last stage a tied output layer is a copy of the first stage's embedding.
                 mapping = self._mapping(_EMBEDDING if name == _OUTPUT and self.spec.tied_embeddings else name)
@@ -218,50 +217,3 @@ def _scale_positions(chunk: torch.nn.Module, hf_config: Any) -> None:
     if factor != 1.0:
         raise NotImplementedError(f"rotary scaling {hf_config.rope_parameters} also scales the attention")
     rotary.inv_freq = frequencies
-
-
-class _State:
-    """A folder as the mapping of names to tensors that megatron-bridge reads from."""
-
-    def __init__(self, folder: HuggingFaceFolder) -> None:
-        self._folder = folder
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._folder
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._folder.tensor(name)
-
-
-class _Reader:
-    """Stands in for a tensor-parallel group while a folder is read: each rank acts as the one that has everything."""
-
-    def __init__(self, size: int, part: int) -> None:
-        self._size, self.part = size, part
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return 0
-
-
-@contextmanager
-def _each_rank_takes_its_own(*, tp: tuple[int, int], etp: tuple[int, int]) -> Iterator[SimpleNamespace]:
-    """While a folder is read nothing is sent: every rank can read it, so each keeps its part of what is split.
-
-    megatron-bridge splits on the first tensor rank and scatters. An error there would leave the others waiting.
-    """
-    from megatron.bridge.models.conversion.param_mapping import MegatronParamMapping
-
-    def keep_own_part(mapping: Any, splits: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        return splits[mapping.tp_group.part if mapping.tp_size > 1 else 0]
-
-    def keep(mapping: Any, tensor: Tensor, src_rank: int = 0) -> Tensor:
-        return tensor
-
-    with (
-        patch.object(MegatronParamMapping, "scatter_to_tp_ranks", keep_own_part),
-        patch.object(MegatronParamMapping, "broadcast_tensor_to_tp_ranks", keep),
-    ):
-        yield SimpleNamespace(pp=None, ep=None, tp=_Reader(*tp), expt_tp=_Reader(*etp))
