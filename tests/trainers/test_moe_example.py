@@ -7,9 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 import toy_engines
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from areal_like.config import load_config
 from areal_like.trainers.rl import RLTrainer
@@ -30,34 +28,6 @@ SMALL = (
     "evaluator.freq_epochs=null",
     "saver.freq_epochs=null",
 )
-
-
-@pytest.fixture(scope="session")
-def tiny_moe(tiny_model, tmp_path_factory):
-    """Eight experts in four layers, with the tokenizer of letters."""
-    folder = tmp_path_factory.mktemp("moe")
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=16,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=8,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        norm_topk_prob=True,
-        max_position_embeddings=128,
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=0,
-        tie_word_embeddings=False,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.slow
