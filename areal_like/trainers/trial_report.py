@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -72,7 +73,7 @@ class TrialReport:
     repeats: list[str] | None = None
     resumed_as: str | None = None
     adapter_tensors: int = 0
-    adapter_folder_logits: float = 0.0
+    adapter_folder_logits: float | None = None
 
     @property
     def tolerance(self) -> Tolerance:
@@ -93,9 +94,12 @@ class TrialReport:
             ):
                 if not value <= limit:  # a NaN fails too
                     found.append(f"step {s.step}: {name} differ by {value:.2g}, more than {limit:.2g}")
-        if not self.adapter_folder_logits <= limits.logits:
-            difference = f"{self.adapter_folder_logits:.2g}, more than {limits.logits:.2g}"
-            found.append(f"logits of PEFT with the saved adapters differ by {difference}")
+        if self.lora_rank is not None:
+            difference = math.nan if self.adapter_folder_logits is None else self.adapter_folder_logits
+            if not difference <= limits.logits:
+                found.append(
+                    f"logits of PEFT with the saved adapters differ by {difference:.2g}, more than {limits.logits:.2g}"
+                )
         if not self.steps:
             found.append("no step was run")
         return found + (self.repeats or [])
@@ -127,7 +131,7 @@ class TrialReport:
         lines += rows
         if self.repeats == []:
             lines.append(f"second run: loss, gradient norm and weights of {len(self.steps)} steps are bit-equal")
-        if self.lora_rank is not None:
+        if self.adapter_folder_logits is not None:
             lines.append(
                 f"adapters of rank {self.lora_rank}: {self.adapter_tensors} tensors; PEFT with the saved folder: "
                 f"|dlogits| {self.adapter_folder_logits:.1e}"

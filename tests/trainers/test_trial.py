@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from areal_like.alloc import ModelAllocation
+from areal_like.alloc import AllocationError, ModelAllocation
 from areal_like.config import OptimizerConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.preflight import check_layout
@@ -163,3 +163,22 @@ def test_the_reference_in_bfloat16_keeps_small_steps(llama):
     after = reference.weights()
     assert after["model.norm.weight"].dtype == torch.bfloat16
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"]), "60 steps of 1e-4 are 2**-7"
+
+
+@pytest.mark.parametrize("value", [None, 1.01e-4, math.nan])
+def test_adapters_that_peft_reads_otherwise_fail(value):
+    made = report()
+    made.lora_rank, made.adapter_folder_logits = 4, 1e-6
+    assert made.passed and "PEFT with the saved folder" in made.render()
+    made.adapter_folder_logits = value
+    assert not made.passed and "saved adapters" in made.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "bridge", "rank", "code"),
+    [("megatron:d1", "mbridge", 4, "AL521"), ("megatron:t2", "megatron-bridge", 3, "AL552")],
+)
+def test_a_trial_with_adapters_that_cannot_be_is_refused_before_a_process_starts(text, bridge, rank, code):
+    with pytest.raises(AllocationError) as raised:
+        trial.run_trial(text, bridge=bridge, lora_rank=rank, device="cpu")
+    assert [d.code for d in raised.value.diagnostics] == [code]

@@ -142,4 +142,4 @@ def test_a_trial_with_adapters(text, model, dtype):
     assert report.passed, "\n" + report.render()
     assert report.adapter_tensors > 50 and len({s.loss for s in report.steps}) == 3
     if dtype == "float32":
-        assert 0 < report.adapter_folder_logits < 1e-5 and all(s.weights < 1e-5 for s in report.steps)
+        assert report.adapter_folder_logits < 1e-5 and all(s.weights < 1e-5 for s in report.steps)
