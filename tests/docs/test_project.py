@@ -18,6 +18,13 @@ import areal_like
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DECLARED = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
+OPTIONAL = {
+    Requirement(text).name.lower()
+    for extra, texts in PROJECT["optional-dependencies"].items()
+    if extra != "dev"
+    for text in texts
+}
+"""What extras bring: imported where an option needs it."""
 BROUGHT_IN = {
     "filelock": "torch",
     "huggingface-hub": "transformers",
@@ -79,7 +86,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
     for name in sorted(third_party_imports()):
         distributions = {d.lower().replace("_", "-") for d in by_module.get(name, ())}
         used |= distributions
-        if not distributions & (DECLARED | set(BROUGHT_IN)):
+        if not distributions & (DECLARED | OPTIONAL | set(BROUGHT_IN)):
             undeclared.append(name)
     assert undeclared == [], "imported and not declared"
     assert set(BROUGHT_IN) <= used, "no longer imported"

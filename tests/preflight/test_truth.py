@@ -108,7 +108,7 @@ IGNORED = [
 
 
 def force(kind: str, text: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> trial.TrialReport:
-    monkeypatch.setattr(trial, "check_layout", lambda allocation, spec: [])
+    monkeypatch.setattr(trial, "check_layout", lambda *_: [])
     return trial.run_trial(text, model=str(models[kind]), steps=1, device="cpu")
 
 

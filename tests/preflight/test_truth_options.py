@@ -201,6 +201,7 @@ def attempt(fixtures: Any, groups: dict[int, Any], text: str, config: Any, folde
     from areal_like.config import OptimizerConfig
     from areal_like.trainers import trial
     from areal_like.trainers.reference import ReferenceModel
+    from areal_like.trainers.trial_report import TOLERANCES
 
     allocation = ModelAllocation.parse(text)
     ranks = groups.setdefault(allocation.world_size, None) or fixtures.Ranks(allocation.world_size)
@@ -212,7 +213,7 @@ def attempt(fixtures: Any, groups: dict[int, Any], text: str, config: Any, folde
     if wrong:
         return [f"{name}: {message}" for name, message in wrong]
     plain = OptimizerConfig(lr=5e-4, warmup_steps_proportion=0.0)
-    limits = trial.TOLERANCES[config.actor.dtype]
+    limits = TOLERANCES[config.actor.dtype]
     reference = ReferenceModel(folder, plain, dtype=trial.DTYPES[config.actor.dtype], device="cpu")
     batch = trial._batch(1, allocation, SHAPE["vocab_size"])
     differences = {"logits": (trial._difference(ranks.logits(batch), reference.logits(batch)), limits.logits)}
