@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
@@ -206,6 +208,11 @@ class EngineHost:
         except Exception as error:
             found["two"] = f"{type(error).__name__}: {error}"
         return found
+
+    def upstream_writer(self) -> bool:
+        """Whether Megatron-Core still starts a process to hold a queue, and asks psutil for a debug message."""
+        queue = inspect.getsource(filesystem_async.get_write_results_queue)
+        return "Manager()" in queue and "_process_memory()" in inspect.getsource(filesystem_async.FileSystemWriterAsync)
 
     def upstream_shards(self) -> str | None:
         """What Megatron-Core says when a model without its globals is asked for its shards."""

@@ -145,6 +145,7 @@ def test_megatron_core_still_needs_our_own_way(pair, solo, models):
     pair.build("megatron:d2e2", models("qwen3-moe"))
     experts = pair.group.call("upstream_optimizer")[0]
     solo.build("megatron:d1", models("qwen3-moe"))
+    assert solo.group.call("upstream_writer") == [True]  # writer
     alone = solo.group.call("upstream_optimizer")[0]
     assert (experts["chain"], alone["chain"]) == (2, 1)  # optimizer_state
     assert alone["two"] == "KeyError: 'optimizer'"
