@@ -12,8 +12,8 @@ from areal_like.spec import ModelSpec
 
 __all__ = ["Layout", "divisors", "training_layouts", "virtual_stages"]
 
-MOST_CHUNKS = 4
-"""Largest v that is tried: more chunks mean more sends for an ever smaller bubble."""
+CHUNKS = (2, 4)
+"""Sizes of v that are tried: more chunks mean more sends for an ever smaller bubble."""
 CONTEXT_PIECE = 4096
 """Fewest tokens of a sequence on a rank of c: below, exchanging keys and values costs more than it saves (AL703)."""
 
@@ -85,7 +85,7 @@ def virtual_stages(layers: int, stages: int, letters: str) -> Iterator[int]:
     """Sizes of v."""
     yield 1
     if "v" in letters and stages > 1:
-        yield from range(2, min(MOST_CHUNKS, layers // stages) + 1)
+        yield from (v for v in CHUNKS if v * stages <= layers)
 
 
 @cache

@@ -74,11 +74,11 @@ def test_every_plan_is_sound(spec, gpus, hardware, sequences, length):
 
 
 def all_layouts(gpus: int):
-    """Every allocation of so many ranks that the language has, without regard to any model, up to v4."""
+    """Every allocation of so many ranks that the language has, without regard to any model, with the sizes of v that are tried."""
     sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
     for d, t, p, c in itertools.product(sizes, repeat=4):
         if d * t * p * c == gpus:
-            for e, etp, v in itertools.product(sizes, sizes, range(1, 5)):
+            for e, etp, v in itertools.product(sizes, sizes, (1, 2, 4)):
                 text = f"megatron:(attn:d{d}t{t}p{p}c{c}v{v}|ffn:t{etp}e{e})"
                 try:
                     yield ModelAllocation.parse(text)
