@@ -74,7 +74,7 @@ def test_every_plan_is_sound(spec, gpus, hardware, sequences, length):
 
 
 def all_layouts(gpus: int):
-    """Every allocation of so many ranks that the language has, whatever the model, with the sizes of v that are tried."""
+    """Every allocation of so many ranks that the language has, whatever the model, with the sizes of v tried."""
     sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
     for d, t, p, c in itertools.product(sizes, repeat=4):
         if d * t * p * c == gpus:
