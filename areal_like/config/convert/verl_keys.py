@@ -75,8 +75,10 @@ ROWS: tuple[Row, ...] = (
     Row("data.truncation", default="error", note="prompts above train_dataset.max_length are left out, never cut"),
     Row(f"{R}.model.path", "actor.path"),
     Row(f"{R}.model.tokenizer_path", "tokenizer_path"),
-    Row(f"{R}.model.lora_rank", default=0, note="this version trains all weights"),
-    Row(f"{R}.model.lora_alpha", default=16, note="this version trains all weights"),
+    Row(
+        f"{R}.model.lora_rank", default=0, note="here actor.use_lora, lora_rank and bridge_type: megatron-bridge say it"
+    ),
+    Row(f"{R}.model.lora_alpha", default=16, note="here actor.use_lora and lora_alpha say it"),
     Row(f"{R}.model.trust_remote_code", default=False, note="no code of a model's folder is run"),
     Row(f"{R}.model.use_remove_padding", default=False, note="sequences are always packed without padding"),
     Row(f"{R}.model.enable_gradient_checkpointing", default=True, note="it is for FSDP; see recompute_granularity"),
