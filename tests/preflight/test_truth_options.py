@@ -93,7 +93,7 @@ WRONG = [
     MEGATRON + "virtual_pipeline_parallel_size=3",
     MEGATRON + "pipeline_layout=[1,3]",
     MEGATRON + "pipeline_layout=[0,5]",
-    MEGATRON + "ddp={overlap_param_gather: true}",
+    MEGATRON + "fp8_config={recipe: blockwise}",
     MEGATRON + "fp8_config={recipe: tensorwise}",
     "actor.gradient_checkpointing=true actor.megatron.recompute_method=null",
     "actor.gradient_checkpointing=true actor.megatron.recompute_num_layers=null",
