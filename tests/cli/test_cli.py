@@ -98,7 +98,7 @@ def test_try(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try", "megatron:d2"]) == 0
     assert capsys.readouterr().out == "pass\n"
     options = {"bridge": "mbridge", "dtype": "float32", "steps": 3, "device": "auto", "model": "tiny-dense"}
-    options |= {"fp8": None, "deterministic": False, "lora_rank": None}
+    options |= {"fp8": None, "deterministic": False, "lora_rank": None, "resume_as": None}
     assert trial.calls == [("megatron:d2", options)]
     trial.result = Report(False)
     arguments = ["--model", "tiny-moe", "--steps", "5", "--device", "cpu", "--dtype", "bfloat16", "--json"]
