@@ -8,7 +8,7 @@ projection. "Perfect" is the whole work divided by p, which whole layers cannot 
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from areal_like.spec import ModelSpec, stage_sizes
 from areal_like.spec.stages import StageCount, layer_costs
@@ -82,5 +82,5 @@ def table() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(table())
-    sys.exit()

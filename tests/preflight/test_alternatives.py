@@ -28,7 +28,6 @@ def parse(text: str) -> ModelAllocation:
         ("megatron:d1p4t3", DENSE, ("megatron:d1t4p3", "megatron:d2t2p3", "megatron:d1t2p6")),
         ("megatron:t32", DENSE, ("megatron:d2t16", "megatron:d4t8", "megatron:d1t16p2")),
         ("megatron:d4e4", DENSE, ("megatron:d4", "megatron:d2p2", "megatron:d2t2")),
-        ("megatron:d2c2", DENSE, ("megatron:d4", "megatron:d2p2", "megatron:d2t2")),
         ("megatron:p32", DENSE, ("megatron:d2p16", "megatron:d4p8", "megatron:d1t2p16")),
     ],
 )

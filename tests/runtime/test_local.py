@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -107,9 +108,10 @@ def test_receivers_do_not_share_memory(pair):
 
 
 def test_hundreds_of_tensors_use_no_descriptors(pair):
+    gc.collect()  # what earlier tests left
     before = len(os.listdir("/proc/self/fd"))
     kept = [pair.call("echo", {f"w{i}": torch.full((200,), float(i)) for i in range(1500)}) for _ in range(3)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert kept[2][1]["w1499"][0] == 1499
 
 
