@@ -215,9 +215,9 @@ def _step(
     figures = group.call_each("train_batch", [(shard, SFTLoss()) for shard in dispatch.shards])[0]
     seconds = time.monotonic() - start
     loss, grad_norm = reference.train(batch)
-    ours, theirs = _export(group), reference.weights()
-    if (adapters := reference.adapters()) is not None:
-        ours, theirs = ours | _export(group, "adapter_weights"), theirs | adapters
+    adapters = reference.adapters()
+    ours = _everything(group, adapters is not None)
+    theirs = reference.weights() | (adapters or {})
     return StepDifferences(
         step=number,
         loss=figures["loss"],
@@ -263,7 +263,7 @@ def _repeats(report: TrialReport, allocation: ModelAllocation, config: TrainEngi
             shards = scatter(_batch(first.step, allocation, vocabulary), allocation.mesh()).shards
             group.call_each("logits", [(shard,) for shard in shards])
             figures = group.call_each("train_batch", [(shard, SFTLoss()) for shard in shards])[0]
-            again = {"loss": figures["loss"], "grad_norm": figures["grad_norm"], "digest": _digest(_export(group))}
+            again = {"loss": figures["loss"], "grad_norm": figures["grad_norm"], "digest": _digest(_everything(group, config.use_lora))}
             names = {"loss": "loss", "grad_norm": "gradient norm", "digest": "weights"}
             differing += [
                 f"step {first.step}: {names[name]} of the second run has other bits"
@@ -296,6 +296,10 @@ def _batch(step: int, allocation: ModelAllocation, vocabulary: int) -> PackedBat
 
 def _export(group: WorkerGroup, stream: str = "weights") -> dict[str, torch.Tensor]:
     return {name: t for bucket in group.stream(stream) for name, t in bucket.tensors.items()}
+
+
+def _everything(group: WorkerGroup, with_adapters: bool) -> dict[str, torch.Tensor]:
+    return _export(group) | (_export(group, "adapter_weights") if with_adapters else {})
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
