@@ -263,7 +263,11 @@ def _repeats(report: TrialReport, allocation: ModelAllocation, config: TrainEngi
             shards = scatter(_batch(first.step, allocation, vocabulary), allocation.mesh()).shards
             group.call_each("logits", [(shard,) for shard in shards])
             figures = group.call_each("train_batch", [(shard, SFTLoss()) for shard in shards])[0]
-            again = {"loss": figures["loss"], "grad_norm": figures["grad_norm"], "digest": _digest(_everything(group, config.use_lora))}
+            again = {
+                "loss": figures["loss"],
+                "grad_norm": figures["grad_norm"],
+                "digest": _digest(_everything(group, config.use_lora)),
+            }
             names = {"loss": "loss", "grad_norm": "gradient norm", "digest": "weights"}
             differing += [
                 f"step {first.step}: {names[name]} of the second run has other bits"
