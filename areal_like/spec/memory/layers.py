@@ -28,7 +28,7 @@ router, which reads it too), rows of experts, the product of gate and up, and on
 attention keeps for itself. Adapters keep the [T, rank] between A and B.
 
 Context parallelism: TransformerEngine's ring keeps what this rank holds and, while it runs, two buffers of keys and
-values and the outputs of each of the c steps. (Read from its code, not measured.)
+values and the outputs of each of the c steps. (Reckoned from how ring attention works; not checked.)
 
 For families that no engine here trains this is an estimate: latent attention keeps its latents too, shared experts are
 a dense MLP beside the experts, linear attention counts as if it were attention.
