@@ -195,6 +195,7 @@ def counted(layouts: list[str], ranks: int) -> list[dict]:
     return memory.count_layouts(chosen, ranks)
 
 
+@pytest.mark.slow
 def test_four_gloo_ranks_hold_what_is_said() -> None:
     """Parameters, gradient buffers and optimizer states of every rank after one step, in bfloat16 too."""
     rows = counted(["moe megatron:d2p2e2", "qwen2 megatron:d2t2"], 4)

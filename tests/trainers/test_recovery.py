@@ -124,6 +124,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(train, configure, tmp_path, 
     assert "nothing is left to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_is_left_for_the_one_before_it(train, configure, rows, tmp_path, capsys):
     unbroken = train("trial_name=a", "actor.megatron.async_save=true")
     root = tmp_path / "runs" / "toy" / "b" / "recover"

@@ -31,6 +31,7 @@ def run(config, rows):
     return [json.loads(line) for line in (trainer.job.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_adapters_alone_reach_the_rollout_engine(configure, rows, tiny_model, tmp_path):
     steps = run(configure(*ADAPTERS, "rollout.use_lora=true", "saver.freq_epochs=1"), rows)
     rewards = [s["reward/mean"] for s in steps]

@@ -81,6 +81,7 @@ def test_running_ahead_records_older_versions_and_still_learns(toy_backends, con
     assert sum(s["reward/mean"] for s in steps[-3:]) / 3 > steps[0]["reward/mean"] + 0.2
 
 
+@pytest.mark.slow
 def test_models_are_on_their_devices_only_while_they_work(toy_backends, configure, rows):
     """The order of uses and moves of one step; a call without what it needs would raise."""
     changes = ("actor.kl_ctl=0.1", "ref={}", "actor.recompute_logprob=true", "saver.freq_steps=1")

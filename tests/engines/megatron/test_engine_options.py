@@ -59,6 +59,7 @@ def test_d2_with_every_way_of_reducing_equals_d1(pair, models, helpers, plain, d
     assert_same(three_steps(pair, helpers, "megatron:d2", models("qwen3"), ddp=ddp), plain)
 
 
+@pytest.mark.slow
 def test_overlap_in_a_pipeline(quad, models, helpers, plain):
     ddp = {"overlap_grad_reduce": True, "overlap_param_gather": True}
     assert_same(three_steps(quad, helpers, "megatron:d2p2", models("qwen3"), ddp=ddp), plain)

@@ -22,16 +22,16 @@ LAYOUTS = [
     ("megatron:d2", "tiny-dense"),
     ("megatron:t2", "tiny-dense"),
     ("megatron:p2", "tiny-dense"),
-    ("megatron:d2t2", "tiny-dense"),
-    ("megatron:p2t2", "tiny-dense"),
+    pytest.param("megatron:d2t2", "tiny-dense", marks=slow),
+    pytest.param("megatron:p2t2", "tiny-dense", marks=slow),
     ("megatron:d2e2", "tiny-moe"),
     ("megatron:(attn:d1t2|ffn:e2)", "tiny-moe"),
     ("megatron:(attn:d1p2t2|ffn:e2)", "tiny-moe"),
-    ("megatron:(attn:d1t2|ffn:t2)", "tiny-moe"),
+    pytest.param("megatron:(attn:d1t2|ffn:t2)", "tiny-moe", marks=slow),
     # virtual stages, context parallelism
     ("megatron:p2v2", "tiny-dense"),
     ("megatron:c2", "tiny-dense"),
-    ("megatron:(attn:c2t2|ffn:e2t2)", "tiny-moe"),
+    pytest.param("megatron:(attn:c2t2|ffn:e2t2)", "tiny-moe", marks=slow),
     # and others
     pytest.param("megatron:p2c2v2", "tiny-dense", marks=slow),
     pytest.param("megatron:t2p2v2", "tiny-dense", marks=slow),
@@ -107,7 +107,7 @@ def test_a_folder_of_another_architecture(models, kind, text, world_size):
     assert_parity(run_trial(text, model=str(models(kind)), device="cpu"), world_size)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=slow)])
 def test_16_bits_on_the_cpu(dtype):
     report = run_trial("megatron:d2", dtype=dtype, device="cpu")
     assert report.passed, "\n" + report.render()
