@@ -67,8 +67,11 @@ def load_value_head(chunks: list[torch.nn.Module], path: Path) -> None:
     Raises:
         CheckpointError: the folder's head is not one number a token.
     """
-    folder, head = HuggingFaceFolder(path), _head(chunks)
-    if head is None or NAME not in folder:
+    head = _head(chunks)
+    if head is None:
+        return  # every other model would open its folder a second time
+    folder = HuggingFaceFolder(path)
+    if NAME not in folder:
         return
     stored = folder.tensor(NAME)
     if stored.shape != head.score.shape:
