@@ -16,8 +16,8 @@ from torch import Tensor
 from areal_like.config import TrainEngineConfig
 from areal_like.engines.base import WeightBucket
 from areal_like.engines.megatron.fp8 import readable
-from areal_like.engines.megatron.lora_layer import Adapter, gather, merged_weight
-from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.engines.megatron.lora_layer import Adapter, merged_weight
+from areal_like.engines.megatron.process_groups import ModelGroups, gather_shards
 from areal_like.engines.megatron.weights import stream_tensors, write_folder
 from areal_like.spec import ModelSpec
 from areal_like.spec.lora import adapter_matrices
@@ -96,12 +96,14 @@ def _peft_tensors(
     """
     for adapter in adapters:
         matrix = adapter.matrix
-        a = torch.cat(gather(adapter.a, adapter.group), dim=0 if matrix.is_column_parallel else 1)
-        b = _whole_b(gather(adapter.b, adapter.group), matrix.target)
+        a = torch.cat(gather_shards(adapter.a, adapter.group), dim=0 if matrix.is_column_parallel else 1)
+        b = _whole_b(gather_shards(adapter.b, adapter.group), matrix.target)
         if matrix.expert is None:
             yield from _parts(adapter, [name for name, _ in matrix.parts], a, b, spec)
             continue
-        for number, (its_a, its_b) in enumerate(zip(gather(a, expert_group), gather(b, expert_group), strict=True)):
+        for number, (its_a, its_b) in enumerate(
+            zip(gather_shards(a, expert_group), gather_shards(b, expert_group), strict=True)
+        ):
             # The same place on the next rank is an expert further on by as many as each rank has.
             expert = matrix.expert + (number - expert_group.rank()) * (spec.num_experts // expert_group.size())
             names = [name.replace(f".experts.{matrix.expert}.", f".experts.{expert}.") for name, _ in matrix.parts]

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import get_cuda_rng_tracker, get_expert_parallel_rng_tracker_name
 from torch import Tensor
 
+from areal_like.engines.megatron.process_groups import gather_shards
 from areal_like.spec.lora import AdapterMatrix
 
-__all__ = ["Adapter", "ShardDropout", "cast", "gather", "merged_weight", "tracker_name"]
+__all__ = ["Adapter", "ShardDropout", "cast", "merged_weight", "tracker_name"]
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,10 @@ def merged_weight(module: Any) -> Tensor:
     adapter = module.adapter
     a, b, weight = adapter.linear_in.weight, adapter.linear_out.weight, module.to_wrap.weight
     if adapter.input_is_parallel:  # W and A are split by columns
-        b = torch.cat(gather(b, adapter.tp_group))
+        b = torch.cat(gather_shards(b, adapter.tp_group))
     else:
-        a = torch.cat(gather(a, adapter.tp_group))
+        a = torch.cat(gather_shards(a, adapter.tp_group))
     return (weight.float() + adapter.alpha / adapter.dim * (b.float() @ a.float())).to(weight.dtype)
-
-
-def gather(shard: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """The shards of every rank of the group. Collective."""
-    if group.size() == 1:
-        return [shard]
-    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(shards, shard.contiguous(), group=group)
-    return shards
 
 
 class ShardDropout(torch.nn.Module):

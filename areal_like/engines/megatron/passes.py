@@ -19,7 +19,7 @@ from areal_like.engines.megatron.communicators import warm_up_neighbours
 from areal_like.engines.megatron.context_parallel import gather_tokens
 from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
 from areal_like.engines.megatron.micro_batches import MicroBatch
-from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.engines.megatron.process_groups import ModelGroups, gather_shards
 
 __all__ = ["ModelPasses"]
 
@@ -163,10 +163,9 @@ class ModelPasses:
         return self._whole(micro_batch, values.reshape(-1))[:, None]
 
     def _read_logits(self, micro_batch: MicroBatch, logits: Tensor, non_loss_data: bool = True) -> Tensor:
-        group = self.groups.collection.tp
-        shards = [torch.empty_like(logits) for _ in range(group.size())]
-        dist.all_gather(shards, logits.contiguous(), group=group)
-        local = torch.cat(shards, dim=-1).squeeze(0)[:, : self.vocab_size].float()
+        local = (
+            torch.cat(gather_shards(logits, self.groups.collection.tp), dim=-1).squeeze(0)[:, : self.vocab_size].float()
+        )
         return gather_tokens(local, self.groups.collection.cp)[micro_batch.places]
 
     def _global_weight(self, micro_batches: list[MicroBatch], loss: Loss) -> float:

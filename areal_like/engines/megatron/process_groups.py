@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
 
 from areal_like.alloc import Mesh
 
-__all__ = ["ModelGroups", "create_process_groups"]
+__all__ = ["ModelGroups", "create_process_groups", "gather_shards"]
 
 _MESH_GROUPS = {
     "tp": "tp",
@@ -92,3 +94,12 @@ def create_process_groups(mesh: Mesh) -> ModelGroups:
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()  # scratch space of the tensor-parallel layers; knows no layout
     return ModelGroups(mesh=mesh, rank=rank, collection=collection)
+
+
+def gather_shards(shard: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """The shards of every rank of the group, all of one shape, without gradient. Collective."""
+    if group.size() == 1:
+        return [shard]
+    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(shards, shard.contiguous(), group=group)
+    return shards

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from mbridge.core.bridge import _MODEL_REGISTRY
 from mbridge.core.parallel_states import ParallelStates
 from torch import Tensor
@@ -23,7 +22,7 @@ from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
 from areal_like.engines.megatron.bridges.names import VALUE_HEAD, canonical_name, parameter_names
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
-from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.engines.megatron.process_groups import ModelGroups, gather_shards
 from areal_like.spec import ModelSpec
 
 __all__ = ["MBridge"]
@@ -125,13 +124,15 @@ class MBridge:
                 continue  # the first stage exports the same tensor as the embedding
             shard = value(parameter)
             if _is_expert(name):
-                whole = self._merge(name, _gather(shard, collection.expt_tp), parameter)
-                for rank, expert in enumerate(_gather(whole, collection.ep)):
+                whole = self._merge(name, gather_shards(shard, collection.expt_tp), parameter)
+                for rank, expert in enumerate(gather_shards(whole, collection.ep)):
                     prefix, local = name.rsplit(".weight", 1)
                     number = int(local) % self._experts_per_rank + rank * self._experts_per_rank
                     yield from self._to_hugging_face(f"{prefix}.weight{number}", expert)
             elif getattr(parameter, "tensor_model_parallel", False):
-                yield from self._to_hugging_face(name, self._merge(name, _gather(shard, collection.tp), parameter))
+                yield from self._to_hugging_face(
+                    name, self._merge(name, gather_shards(shard, collection.tp), parameter)
+                )
             else:
                 yield from self._to_hugging_face(name, shard)
 
@@ -173,11 +174,3 @@ class MBridge:
 
 def _is_expert(name: str) -> bool:
     return ".mlp.experts.linear_fc" in name
-
-
-def _gather(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    if group.size() == 1:
-        return [value]
-    shards = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(shards, value.contiguous(), group=group)
-    return shards
