@@ -19,8 +19,6 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from areal_like.engines.megatron.context_parallel import padded_to_gathered
-
 __all__ = ["DocumentGroups", "LocalPackedSeqParams", "PackedAttention", "PackedRotaryEmbedding", "RMSNorm"]
 
 
@@ -80,6 +78,8 @@ class LocalPackedSeqParams(PackedSeqParams):
     """Of a whole row; None with context parallelism, where a rank holds parts of each document."""
     lengths: list[int] = field(default_factory=list)
     """Padded length of each document."""
+    gathered: Tensor | None = None
+    """With context parallelism: `context_parallel.padded_to_gathered` of these lengths, for every layer."""
 
 
 class _Pad(torch.autograd.Function):
@@ -152,7 +152,7 @@ class PackedAttention(MegatronModule):
         q, k, v = (x.squeeze(1) for x in (query, key, value))
         if packed_seq_params.groups is not None:
             return self._whole(q, k, v, packed_seq_params.groups).unsqueeze(1)
-        return self._over_ranks(q, k, v, packed_seq_params.lengths).unsqueeze(1)
+        return self._over_ranks(q, k, v, packed_seq_params).unsqueeze(1)
 
     def _whole(self, query: Tensor, key: Tensor, value: Tensor, groups: DocumentGroups) -> Tensor:
         """This rank holds whole documents."""
@@ -165,18 +165,17 @@ class PackedAttention(MegatronModule):
             start = end
         return _Unpad.apply(torch.cat(outputs), groups.slots)
 
-    def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+    def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, packed: LocalPackedSeqParams) -> Tensor:
         """This rank holds two chunks of each document; keys and values of the others are gathered.
 
         The backward pass of the gather sums the gradients of all ranks' queries (a reduce-scatter).
         """
         group, cp, rank = self.cp_group, self.cp_group.size(), self.cp_group.rank()
-        order = padded_to_gathered(lengths, cp).to(query.device)
         keys, values = (
-            gather_from_sequence_parallel_region(x, group=group).index_select(0, order) for x in (key, value)
+            gather_from_sequence_parallel_region(x, group=group).index_select(0, packed.gathered) for x in (key, value)
         )
         outputs, own, start = [], 0, 0
-        for length in lengths:
+        for length in packed.lengths:
             chunk = length // (2 * cp)
             for number in (rank, 2 * cp - 1 - rank):
                 end = (number + 1) * chunk

@@ -156,6 +156,7 @@ def _micro_batch(
     labels = torch.zeros_like(ids)
     labels[own] = following
     mine = local_tokens(padded, cp, rank).to(device)
+    gathered = padded_to_gathered(padded, cp).to(device)
     positions = rows.to(device)[mine]
     return MicroBatch(
         batch,
@@ -163,8 +164,8 @@ def _micro_batch(
         ids[mine][None],
         positions[None],
         labels[mine],
-        _packed_seq_params(starts.to(device), padded, positions, cp, local_attention),
-        padded_to_gathered(padded, cp).to(device)[own],
+        _packed_seq_params(starts.to(device), padded, positions, None if cp == 1 else gathered, local_attention),
+        gathered[own],
     )
 
 
@@ -172,7 +173,7 @@ def _packed_seq_params(
     cu_seqlens: Tensor,
     lengths: list[int],
     positions: Tensor,
-    cp: int,
+    gathered: Tensor | None,
     local: bool,
 ) -> PackedSeqParams:
     longest = max(lengths)
@@ -182,8 +183,9 @@ def _packed_seq_params(
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             positions=positions,
-            groups=DocumentGroups.of(cu_seqlens) if cp == 1 else None,
+            groups=DocumentGroups.of(cu_seqlens) if gathered is None else None,
             lengths=lengths,
+            gathered=gathered,
         )
     cu = cu_seqlens.to(torch.int32)
     return PackedSeqParams(

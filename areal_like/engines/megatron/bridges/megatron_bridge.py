@@ -20,7 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from areal_like.engines.megatron import cpu
-from areal_like.engines.megatron.bridges.base import refuse_unsupported
+from areal_like.engines.megatron.bridges.base import CheckpointError, refuse_unsupported
 from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
 from areal_like.engines.megatron.bridges.names import VALUE_HEAD, parameter_names, whole_name
 from areal_like.engines.megatron.bridges.reading import FolderMapping, each_rank_takes_its_own
@@ -215,5 +215,5 @@ def _scale_positions(chunk: torch.nn.Module, hf_config: Any) -> None:
     rotary = getattr(rotary, "inner", rotary)
     frequencies, factor = ROPE_INIT_FUNCTIONS[hf_config.rope_parameters["rope_type"]](hf_config, rotary.inv_freq.device)
     if factor != 1.0:
-        raise NotImplementedError(f"rotary scaling {hf_config.rope_parameters} also scales the attention")
+        raise CheckpointError(f"rotary scaling {hf_config.rope_parameters} also scales the attention: not supported")
     rotary.inv_freq = frequencies
