@@ -16,22 +16,6 @@ from areal_like.trainers.rl import RLTrainer
 EXAMPLES = Path(__file__).parents[2] / "examples" / "math"
 DENSE, MOE = "gsm8k_grpo_megatron_lora.yaml", "gsm8k_grpo_megatron_lora_moe.yaml"
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-SMALL = (
-    "device=cpu",
-    "rollout.backend=huggingface:d1",
-    "rollout.max_concurrent_rollouts=8",
-    "rollout.max_head_offpolicyness=0",
-    "actor.dtype=float32",
-    "train_dataset.max_length=24",
-    "actor.mb_spec.max_tokens_per_mb=128",
-    "gconfig.max_new_tokens=8",
-    "train_dataset.batch_size=8",
-    "total_train_steps=2",
-    "valid_dataset=null",
-    "evaluator.freq_epochs=null",
-    "saver.freq_epochs=null",
-    "saver.freq_steps=2",
-)
 
 
 @pytest.mark.parametrize("file", [DENSE, MOE])
@@ -57,7 +41,13 @@ def test_the_check_finds_no_fault(file):
 def test_the_example_trains(request, rows, tmp_path, file, model, backend, layers):
     """Two steps of the whole loop; training agrees with generation, and both folders are there."""
     folder = request.getfixturevalue(model)
-    overrides = (*SMALL, f"actor.backend={backend}", f"actor.path={folder}", f"cluster.fileroot={tmp_path}")
+    overrides = (
+        *toy_engines.SMALL_RUN,
+        "saver.freq_steps=2",
+        f"actor.backend={backend}",
+        f"actor.path={folder}",
+        f"cluster.fileroot={tmp_path}",
+    )
     config = load_config(EXAMPLES / file, overrides)
     with RLTrainer(config, rows, toy_engines.share_of_b) as trainer:
         trainer.train()

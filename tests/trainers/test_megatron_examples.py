@@ -13,21 +13,6 @@ from areal_like.config import load_config
 from areal_like.trainers.rl import RLTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "math"
-SMALL = (
-    "device=cpu",
-    "rollout.backend=huggingface:d1",
-    "rollout.max_concurrent_rollouts=8",
-    "rollout.max_head_offpolicyness=0",
-    "actor.dtype=float32",
-    "train_dataset.max_length=24",
-    "actor.mb_spec.max_tokens_per_mb=128",
-    "gconfig.max_new_tokens=8",
-    "train_dataset.batch_size=8",
-    "total_train_steps=2",
-    "valid_dataset=null",
-    "evaluator.freq_epochs=null",
-    "saver.freq_epochs=null",
-)
 
 
 @pytest.mark.slow
@@ -36,7 +21,12 @@ SMALL = (
 )
 def test_the_mixture_of_experts_trains(tiny_moe, rows, tmp_path, backend):
     """Two steps of the whole loop; the auxiliary losses are reported, and training agrees with generation."""
-    overrides = (*SMALL, f"actor.backend={backend}", f"actor.path={tiny_moe}", f"cluster.fileroot={tmp_path}")
+    overrides = (
+        *toy_engines.SMALL_RUN,
+        f"actor.backend={backend}",
+        f"actor.path={tiny_moe}",
+        f"cluster.fileroot={tmp_path}",
+    )
     config = load_config(EXAMPLES / "gsm8k_grpo_megatron_moe.yaml", overrides)
     with RLTrainer(config, rows, toy_engines.share_of_b) as trainer:
         trainer.train()
@@ -60,7 +50,12 @@ def test_the_mixture_of_experts_trains(tiny_moe, rows, tmp_path, backend):
 )
 def test_the_dense_example_trains(tiny_model, rows, tmp_path, file, backend):
     """(FP8 itself needs a GPU: without it the rest of that file has to run.)"""
-    overrides = (*SMALL, f"actor.backend={backend}", f"actor.path={tiny_model}", f"cluster.fileroot={tmp_path}")
+    overrides = (
+        *toy_engines.SMALL_RUN,
+        f"actor.backend={backend}",
+        f"actor.path={tiny_model}",
+        f"cluster.fileroot={tmp_path}",
+    )
     config = load_config(EXAMPLES / file, (*overrides, "actor.megatron.fp8_config=null"))
     with RLTrainer(config, rows, toy_engines.share_of_b) as trainer:
         trainer.train()

@@ -215,3 +215,21 @@ def hanging_reward(prompt, completion, row):
 
 def infinite_reward(prompt, completion, row):
     return float("inf")
+
+
+SMALL_RUN = (
+    "device=cpu",
+    "rollout.backend=huggingface:d1",
+    "rollout.max_concurrent_rollouts=8",
+    "rollout.max_head_offpolicyness=0",
+    "actor.dtype=float32",
+    "train_dataset.max_length=24",
+    "actor.mb_spec.max_tokens_per_mb=128",
+    "gconfig.max_new_tokens=8",
+    "train_dataset.batch_size=8",
+    "total_train_steps=2",
+    "valid_dataset=null",
+    "evaluator.freq_epochs=null",
+    "saver.freq_epochs=null",
+)
+"""Overrides that make an example file a run of two steps of a tiny model on the CPU."""

@@ -27,14 +27,13 @@ from areal_like.engines.megatron.passes import ModelPasses
 from areal_like.engines.megatron.process_groups import create_process_groups
 from areal_like.engines.megatron.profile import StepProfiler, create_profiler, named, traced, traced_stream
 from areal_like.engines.megatron.random_states import RandomStates
+from areal_like.engines.megatron.settings import DTYPES
 from areal_like.engines.megatron.values import load_value_head, value_model_config
 from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
 from areal_like.engines.megatron.world import join_world, leave_world
 from areal_like.spec import fp8_alignment, padding_multiples
 
 __all__ = ["MegatronEngine"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class MegatronEngine:

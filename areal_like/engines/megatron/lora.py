@@ -22,6 +22,7 @@ from areal_like.engines.megatron import cpu
 from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge
 from areal_like.engines.megatron.lora_layer import Adapter, ShardDropout, cast, tracker_name
 from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.engines.megatron.settings import DTYPES
 from areal_like.spec import ModelSpec
 from areal_like.spec.lora import COLUMN_PARALLEL, adapter_matrices, lora_targets
 
@@ -38,7 +39,7 @@ def trained_dtype(config: TrainEngineConfig, dtype: torch.dtype) -> torch.dtype:
         dtype: of the model.
     """
     name = config.lora_dtype if config.use_lora else None
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name] if name else dtype
+    return DTYPES[name] if name else dtype
 
 
 def attach_adapters(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import torch
+
 from areal_like.config import MegatronConfig, TrainEngineConfig
 from areal_like.engines.megatron import determinism, fp8
 from areal_like.engines.megatron.model import StageLayout
 from areal_like.engines.megatron.moe import moe_settings
 
-__all__ = ["has_transformer_engine", "transformer_settings"]
+__all__ = ["DTYPES", "has_transformer_engine", "transformer_settings"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def has_transformer_engine(device: str) -> bool:
