@@ -1,7 +1,10 @@
 """The engine's whole RL training step beside a plain Megatron-Core loop, in one run on one GPU.
 
-    python benchmarks/train_step.py --reference reference_loop.py [--model dense|moe] [--json FILE]
-    python benchmarks/train_step.py [--model dense|moe] [--fp8 RECIPE [--fp8-param]] [--deterministic]
+    python benchmarks/train_step.py --reference reference_loop.py [--model dense|moe] [--fp8 RECIPE] [--json FILE]
+    python benchmarks/train_step.py [--model dense|moe] [--fp8 RECIPE [--fp8-param]] [--deterministic] [--entropy]
+    python benchmarks/train_step.py --set mb_spec.max_tokens_per_mb=8192 \\
+        --variant "remainders: megatron.use_precision_aware_optimizer=true" \\
+        --variant "fp8: megatron.fp8_config={recipe: tensorwise}, gradient_checkpointing=true"
 
 The reference is a script that prints one JSON line with `tok_s_gpu`, `tflops_gpu` and `peak_gib` (a plain loop over
 Megatron-Core with TransformerEngine and fused cross-entropy on packed micro-batches). The engine does what
@@ -9,6 +12,11 @@ reinforcement learning needs: log-probabilities from the logits, the clipped pol
 optimizer. Both train one shape (dense: Qwen2.5-1.5B; moe: 8 layers of Qwen3-30B-A3B) on four micro-batches of 16,384
 tokens in sequences of 1,024; FLOPs are counted alike. Figures of different runs are not comparable: only the ratio is a
 result.
+
+`--set KEY=VALUE` changes a key of the `actor` section for every row, `--variant "NAME: KEY=VALUE, ..."` adds a row that
+differs from the first in these keys. Each row is a process of its own. Keys that the training loop acts on, and not the
+engine (offload between uses, ppo_n_minibatches), change nothing here. `predicted` is what `areal_like.spec.memory` says
+the allocator's peak should be.
 """
 
 from __future__ import annotations
@@ -21,8 +29,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -80,20 +90,88 @@ def main() -> int:
     )
     parser.add_argument("--fp8-param", action="store_true", help="with --fp8: parameters in FP8 too")
     parser.add_argument("--deterministic", action="store_true", help="the engine with repeatable kernels")
+    parser.add_argument("--entropy", action="store_true", help="report the policy's entropy, as a training run does")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the actor, for every row")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar='"NAME: KEY=VALUE, ..."', help="another row of the engine"
+    )
     parser.add_argument("--profile", action="store_true", help="print where the time of one step goes")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = {"engine": run_engine(arguments)}
+    arguments.set += _switches(arguments)
+    variants = [read_variant(text) for text in arguments.variant]
+    for keys in ([], *(keys for _, keys in variants)):
+        configure(arguments, keys, ".")  # a key that is wrong is said before anything runs
+    try:
+        results: dict[str, Any] = {"engine": run_engine(arguments)}
+    except EngineFailed as error:
+        raise SystemExit(str(error)) from None
     print(json.dumps(results["engine"]), flush=True)
+    for name, keys in variants:
+        try:
+            found = run_engine(arguments, keys)
+        except EngineFailed as error:
+            found = {"failed": str(error)}
+        results.setdefault("variants", {})[name] = found
+        print(json.dumps({"variant": name, **found}), flush=True)
     if arguments.reference is not None:
         results["reference"] = run_reference(arguments)
         print(json.dumps(results["reference"]), flush=True)
         ours, theirs = results["engine"], results["reference"]
         print(f"tokens/s: {ours['tok_s_gpu'] / theirs['tok_s_gpu']:.3f} x reference")
         print(f"peak memory: {ours['peak_gib'] / theirs['peak_gib']:.3f} x reference")
+    print("\n".join(table(results)))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2))
-    return 0
+    return int(any("failed" in found for found in results.get("variants", {}).values()))
+
+
+def _switches(a: argparse.Namespace) -> list[str]:
+    """The options that are keys, as keys."""
+    keys = [f"megatron.fp8_config={{recipe: {a.fp8}, param: {str(a.fp8_param).lower()}}}"] if a.fp8 else []
+    return keys + (["megatron.use_deterministic_algorithms=true"] if a.deterministic else [])
+
+
+def read_variant(text: str) -> tuple[str, list[str]]:
+    """A name and its keys, of `NAME: KEY=VALUE, KEY=VALUE`; commas inside brackets belong to a value."""
+    name, colon, rest = text.partition(":")
+    keys, depth = [""], 0
+    for letter in rest:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            keys.append("")
+        else:
+            keys[-1] += letter
+    keys = [key.strip() for key in keys if key.strip()]
+    if not colon or not name.strip() or not keys or not all("=" in key for key in keys):
+        raise SystemExit(f"--variant {text!r}: write it as 'NAME: KEY=VALUE, KEY=VALUE'")
+    return name.strip(), keys
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    """Lines of Markdown: a row for the engine, each variant, and the reference."""
+    reference = results.get("reference")
+    rows = {"engine": results["engine"], **results.get("variants", {})} | (
+        {"reference": reference} if reference else {}
+    )
+    base = "reference" if reference else "engine"
+    lines = [
+        "",
+        f"| row | tokens/s | x {base} | TFLOP/s | forward TFLOP/s | peak GiB | x {base} | predicted GiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    first = rows[base]
+    for name, row in rows.items():
+        if "failed" in row:
+            lines.append(f"| {name} | failed: {row['failed']} | | | | | | |")
+            continue
+        memory = row["peak_gib"] / first["peak_gib"] if first["peak_gib"] else float("nan")
+        predicted = f"{row['predicted_gib']:.1f}" if "predicted_gib" in row else ""
+        lines.append(
+            f"| {name} | {row['tok_s_gpu']:,} | {row['tok_s_gpu'] / first['tok_s_gpu']:.3f} | {row['tflops_gpu']} "
+            f"| {row.get('fwd_tflops_gpu', '')} | {row['peak_gib']:.1f} | {memory:.3f} | {predicted} |"
+        )
+    return lines
 
 
 def run_reference(a: argparse.Namespace) -> dict[str, Any]:
@@ -101,6 +179,7 @@ def run_reference(a: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, str(a.reference), "--model", a.model, "--tokens", str(a.tokens), "--seq", str(a.seq)]
     command += ["--micro", str(a.micro), "--steps", str(a.steps)]
     command += ["--layers", str(a.layers)] if a.layers else []
+    command += ["--fp8", a.fp8] if a.fp8 else []
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29519"}
     done = subprocess.run(command, env={**os.environ, **alone}, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -110,8 +189,16 @@ def run_reference(a: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def run_engine(a: argparse.Namespace) -> dict[str, Any]:
-    """The engine in a process of its own, so that the two do not share the GPU's memory."""
+class EngineFailed(RuntimeError):
+    """The engine's process ended with an error, which it printed."""
+
+
+def run_engine(a: argparse.Namespace, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """The engine in a process of its own, so that no two share the GPU's memory.
+
+    Raises:
+        EngineFailed: it did not come to an end.
+    """
     with tempfile.TemporaryDirectory() as folder:
         shape = {**COMMON, **SHAPES[a.model]}
         if a.layers:
@@ -119,45 +206,68 @@ def run_engine(a: argparse.Namespace) -> dict[str, Any]:
         (Path(folder) / "config.json").write_text(json.dumps(shape))
         out = Path(folder) / "result.json"
         context = torch.multiprocessing.get_context("spawn")
-        process = context.Process(target=_engine, args=(a, folder, out))
+        process = context.Process(target=_engine, args=(a, list(keys), folder, out))
         process.start()
         process.join()
         if process.exitcode:
-            raise SystemExit(f"the engine failed with exit code {process.exitcode}")
+            raise EngineFailed(f"the engine failed with exit code {process.exitcode}")
         result: dict[str, Any] = json.loads(out.read_text())
         return result
 
 
-def _engine(a: argparse.Namespace, folder: str, out: Path) -> None:
+CONFIGURATION = """
+experiment_name: benchmark
+trial_name: train-step
+rollout: {{backend: "huggingface:d1"}}
+train_dataset: {{path: reasoning_gym/chain_sum}}
+actor:
+  backend: megatron:d1
+  path: {folder}
+  init_from_scratch: true
+  disable_dropout: true
+  dtype: {dtype}
+  use_decoupled_loss: true
+  ppo_n_minibatches: 1
+  mb_spec: {{max_tokens_per_mb: {tokens}}}
+  optimizer: {{lr: 1e-6, warmup_steps_proportion: 0.0}}
+"""
+
+
+def configure(a: argparse.Namespace, keys: Sequence[str], folder: str) -> Any:
+    """The `actor` section of a run, `--set` and `keys` (of a variant) applied.
+
+    Raises:
+        SystemExit: with all that is wrong with a key.
+    """
+    from areal_like.config import ConfigError, load_config
+
+    dtype = "bfloat16" if a.device == "cuda" else "float32"
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(CONFIGURATION.format(folder=json.dumps(folder), dtype=dtype, tokens=a.tokens))
+        file.flush()
+        try:
+            return load_config(file.name, [f"actor.{key}" for key in (*a.set, *keys)]).actor
+        except ConfigError as error:
+            raise SystemExit(str(error)) from None
+
+
+def _engine(a: argparse.Namespace, keys: list[str], folder: str, out: Path) -> None:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", AREAL_LIKE_INIT_METHOD=f"file://{folder}/rendezvous")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    from areal_like.algorithms import GRPOLoss
+    from areal_like.algorithms.settings import policy_loss
     from areal_like.alloc import ModelAllocation
-    from areal_like.config import FP8Config, MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainEngineConfig
     from areal_like.engines.megatron.engine import MegatronEngine
     from areal_like.spec import ModelSpec
 
-    config = TrainEngineConfig(
-        backend="megatron:d1",
-        path=folder,
-        init_from_scratch=True,
-        disable_dropout=True,
-        dtype="bfloat16" if a.device == "cuda" else "float32",
-        mb_spec=MicroBatchConfig(max_tokens_per_mb=a.tokens),
-        optimizer=OptimizerConfig(lr=1e-6, warmup_steps_proportion=0.0),
-        megatron=MegatronConfig(
-            fp8_config=FP8Config(recipe=a.fp8, param=a.fp8_param) if a.fp8 else None,
-            use_deterministic_algorithms=a.deterministic,
-        ),
-    )
+    config = configure(a, keys, folder)
     engine = MegatronEngine(
-        allocation=ModelAllocation.parse("megatron:d1"), config=config, device=a.device, seed=1, total_steps=None
+        allocation=ModelAllocation.parse(config.backend), config=config, device=a.device, seed=1, total_steps=None
     )
     start = time.monotonic()
     engine.initialize()
     build_seconds = time.monotonic() - start
     batch = _batch(a)
-    loss = GRPOLoss(use_decoupled_loss=True)
+    loss = replace(policy_loss(config), report_entropy=a.entropy)
     step_seconds, peak = _timed(lambda: engine.train_batch(batch, loss), a)
     figures = engine.train_batch(batch, loss)
     forward_seconds, forward_peak = _timed(lambda: engine.forward(batch), a)
@@ -166,15 +276,20 @@ def _engine(a: argparse.Namespace, folder: str, out: Path) -> None:
     spec = ModelSpec.from_path(folder)
     flops = spec.num_layers * spec.layer_flops(context=a.seq // 2) + spec.head_flops()
     tokens = batch.input_ids.numel()
+    predicted = _predicted(a, config, spec, int(figures["micro_batches"]))
+    fp8 = config.megatron.fp8_config
     result = {
         "model": a.model,
-        "fp8": a.fp8 and a.fp8 + (" with parameters" if a.fp8_param else ""),
-        "deterministic": a.deterministic,
+        "keys": [*a.set, *keys],
+        "fp8": fp8 and fp8.recipe + (" with parameters" if fp8.param else ""),
+        "deterministic": config.megatron.use_deterministic_algorithms,
         "tok_s_gpu": round(tokens / step_seconds),
         "tflops_gpu": round(3 * flops * tokens / step_seconds / 1e12, 1),
         "fwd_tflops_gpu": round(flops * tokens / forward_seconds / 1e12, 1),
         "peak_gib": round(peak, 2),
+        "predicted_gib": round(predicted["update"], 2),
         "fwd_peak_gib": round(forward_peak, 2),
+        "fwd_predicted_gib": round(predicted["log-probs"], 2),
         "step_s": round(step_seconds, 4),
         "build_s": round(build_seconds, 1),
         "loss": figures["loss"],
@@ -184,6 +299,27 @@ def _engine(a: argparse.Namespace, folder: str, out: Path) -> None:
     }
     out.write_text(json.dumps(result))
     engine.close()
+
+
+def _predicted(a: argparse.Namespace, config: Any, spec: Any, micro_batches: int) -> dict[str, float]:
+    """GiB that PyTorch's allocator should report at the peak of each phase, on a GPU."""
+    from areal_like.alloc import ModelAllocation
+    from areal_like.preflight.memory_options import memory_options
+    from areal_like.spec.memory import GIB, MemoryJob, predict
+
+    entropy: Literal["none", "report", "loss"] = (
+        "loss" if config.entropy_coeff > 0 else "report" if a.entropy else "none"
+    )
+    job = MemoryJob(
+        micro_tokens=a.micro * a.tokens // micro_batches,
+        seq=a.seq,
+        micro_batches=micro_batches,
+        temperature=config.temperature,
+        entropy=entropy,
+        **memory_options(config, trained=True),
+    )
+    plan = predict(spec, ModelAllocation.parse(config.backend), job)
+    return {phase.name: phase.allocated / GIB for phase in plan.ranks[0].phases}
 
 
 def _batch(a: argparse.Namespace) -> Any:

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.alloc import ModelAllocation
+from areal_like.spec import ModelSpec
+from areal_like.spec.memory import GIB, MemoryJob, predict
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -42,12 +46,19 @@ def test_a_small_training_step(tmp_path):
     reference = tmp_path / "reference.py"
     reference.write_text('print("noise"); print(\'{"tok_s_gpu": 1000, "tflops_gpu": 1.0, "peak_gib": 1.0}\')')
     out = tmp_path / "figures.json"
-    done = call("train_step.py", *SMALL, "--json", str(out), "--reference", str(reference), timeout=280)
+    command = [*SMALL, "--set", "optimizer.lr=0.5", "--json", str(out), "--reference", str(reference)]
+    done = call("train_step.py", *command, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(out.read_text())["engine"]
     lines = done.stdout.splitlines()
-    assert figures == json.loads(lines[0]) and json.loads(lines[1])["tok_s_gpu"] == 1000
+    printed = [json.loads(line) for line in lines if line.startswith("{")]
+    assert figures == printed[0] and printed[1]["tok_s_gpu"] == 1000
     assert f"tokens/s: {figures['tok_s_gpu'] / 1000:.3f} x reference" in lines
+    assert figures["keys"] == ["optimizer.lr=0.5"]
+    assert figures["loss"] != pytest.approx(0.0, abs=0.01)  # of the fourth step: the key reached the optimizer
+    job = MemoryJob(micro_tokens=64, seq=16, micro_batches=2, dtype="float32")
+    plan = predict(ModelSpec.from_config(shape()), ModelAllocation.parse("megatron:d1"), job)
+    assert figures["predicted_gib"] == pytest.approx(plan.ranks[0].phase("update").allocated / GIB, abs=0.01)
     assert figures["micro_batches"] == 2 and figures["tok_s_gpu"] > 0 and figures["step_s"] > 0
     assert not figures["transformer_engine"]
     # one layer of Qwen2.5-1.5B and its head: 3 x (2 x weights + attention) x tokens / time
@@ -56,13 +67,65 @@ def test_a_small_training_step(tmp_path):
     assert figures["tflops_gpu"] == pytest.approx(flops / figures["step_s"] / 1e12, abs=0.06)
 
 
-@pytest.mark.parametrize("code", ["raise SystemExit('no GPU here')", "print('no GPU here')"])
-def test_a_reference_that_fails_is_said(tmp_path, code):
+def train_step():
     spec = importlib.util.spec_from_file_location("train_step", BENCHMARKS / "train_step.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def shape():
+    module = train_step()
+    return {**module.COMMON, **module.SHAPES["dense"], "num_hidden_layers": 1}
+
+
+def test_variants_are_rows(tmp_path, capsys, monkeypatch):
+    """Each differs from the first row in its own keys alone; one that fails leaves the others."""
+    module, out = train_step(), tmp_path / "figures.json"
+    speeds = {(): 100, ("mb_spec.max_tokens_per_mb=32", "optimizer.lr=0.5"): 150}
+
+    def run(arguments, keys=()):
+        assert arguments.set == ["disable_dropout=false", "megatron.fp8_config={recipe: delayed, param: false}"]
+        if tuple(keys) not in speeds:
+            raise module.EngineFailed("exit code 1")
+        return {"tok_s_gpu": speeds[tuple(keys)], "tflops_gpu": 1.0, "peak_gib": 2.0, "predicted_gib": 1.96}
+
+    monkeypatch.setattr(module, "run_engine", run)
+    variants = [
+        "--variant",
+        "halves: mb_spec.max_tokens_per_mb=32, optimizer.lr=0.5",
+        "--variant",
+        "bad: optimizer.eps=1.0",
+    ]
+    options = ["--set", "disable_dropout=false", "--fp8", "delayed", "--json", str(out), *variants]
+    monkeypatch.setattr(sys, "argv", ["train_step.py", *options])
+    assert module.main() == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert rows[1].startswith("| engine | 100 | 1.000 | 1.0 |") and rows[2].startswith("| halves | 150 | 1.500 |")
+    assert rows[3].startswith("| bad | failed: exit code 1 |")
+    assert rows[1].endswith("| 2.0 | 1.000 | 2.0 |")
+    assert json.loads(out.read_text())["variants"]["halves"]["tok_s_gpu"] == 150
+
+
+def test_a_wrong_key_is_said_before_anything_runs():
+    done = call("train_step.py", *SMALL, "--set", "megatron.recompute_granularty=full")
+    assert done.returncode == 1 and "did you mean recompute_granularity?" in done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+
+
+def test_variants_are_read():
+    read = train_step().read_variant
+    assert read("a b: x=1, y={p: q, r: [1, 2]},z=") == ("a b", ["x=1", "y={p: q, r: [1, 2]}", "z="])
+    for text in ("x=1", ": x=1", "a:", "a: x"):
+        with pytest.raises(SystemExit, match="NAME: KEY=VALUE"):
+            read(text)
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit('no GPU here')", "print('no GPU here')"])
+def test_a_reference_that_fails_is_said(tmp_path, code):
     reference = tmp_path / "reference.py"
     reference.write_text(code)
     options = argparse.Namespace(reference=reference, model="dense", tokens=64, seq=16, micro=2, steps=1, layers=1)
+    options.fp8 = None
     with pytest.raises(SystemExit, match=r"(?s)the reference failed.*no GPU here"):
-        module.run_reference(options)
+        train_step().run_reference(options)

@@ -9,10 +9,11 @@ from typing import Any
 from areal_like.alloc.diagnostics import Severity
 from areal_like.preflight.continuing import is_on
 from areal_like.preflight.job import GIB, Job, Role
+from areal_like.preflight.memory_options import memory_options
 from areal_like.preflight.offloading import offload_of
 from areal_like.preflight.registry import Finding, example, rule
 from areal_like.preflight.rules.batches import answers_an_update, full_groups, groups_a_step, longest_sequence, room
-from areal_like.spec.memory import LoRA, MemoryJob, MemoryPlan, predict
+from areal_like.spec.memory import MemoryJob, MemoryPlan, predict
 
 SHOWN = 3
 """Parts of a phase that a message names, the largest first."""
@@ -110,28 +111,17 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
     longest, fits, section = longest_sequence(job.config)[0], room(role), role.section
     sequences = max(1, ceil(answers_an_update(job.config) / role.allocation.dp))
     tokens = fits if fits else longest * ceil(sequences / (section.mb_spec.n_mbs or 1))
-    options, trained = section.megatron, role.name == "actor" and section.optimizer is not None
+    trained = role.name == "actor" and section.optimizer is not None
     memory_job = MemoryJob(
         micro_tokens=max(1, tokens),
         seq=max(1, min(longest, tokens)),
         micro_batches=full_groups(role, max(section.mb_spec.n_mbs or 1, ceil(sequences * longest / max(1, tokens)))),
-        dtype=section.dtype,
-        recompute=(options.recompute_granularity or "none") if section.gradient_checkpointing else "none",
-        recompute_method=options.recompute_method or "uniform",
-        recompute_layers=options.recompute_num_layers or 1,
-        recompute_modules=options.recompute_modules or ("core_attn",),
-        lora=_adapters(section) if trained else None,
-        fp8=None if options.fp8_config is None else options.fp8_config.recipe,
-        fp8_param=options.fp8_config is not None and options.fp8_config.param,
-        optimizer=section.optimizer.type if trained else None,
-        distributed_optimizer=options.ddp.use_distributed_optimizer,
-        grad_reduce_in_fp32=options.ddp.grad_reduce_in_fp32,
+        **memory_options(section, trained=trained),
         offload=frozenset(part for part, away in vars(offload_of(job.config, section)).items() if away),
         temperature=job.config.actor.temperature,
         entropy="loss" if trained and job.config.actor.entropy_coeff > 0 else "none",
         gpu_memory=job.cluster.gpu_memory_bytes,
         gpus_per_node=job.cluster.gpus_per_node,
-        pipeline_layout=options.pipeline_layout,
         recovery=trained and is_on(job.config.recover),
         **_rollout(job, role),
     )
@@ -139,12 +129,6 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
         return predict(role.spec, role.allocation, memory_job)
     except ValueError:  # the layers cannot fill the stages so, which is a finding of its own
         return None
-
-
-def _adapters(section: Any) -> LoRA | None:
-    if not section.use_lora:
-        return None
-    return LoRA(section.lora_rank, section.target_modules, section.lora_dtype or section.dtype)
 
 
 def _severity(job: Job) -> Severity:
