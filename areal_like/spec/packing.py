@@ -1,13 +1,18 @@
 """Sequences into bins: over data-parallel ranks, and into micro-batches under a token budget.
 
-Both are instances of multiway number partitioning; the longest-processing-time rule (Graham 1969) is within 4/3 of the
-optimum and, unlike differencing methods, keeps each bin a plain list that can be read.
+How many micro-batches: best-fit-decreasing bin packing, at most 11/9 of the fewest possible and 6/9 more (Johnson 1974;
+Dosa 2007); for batches of many sequences as many as tokens over budget, rounded up, or one more. What goes into which:
+multiway number partitioning by the longest-processing-time rule (Graham 1969), within 4/3 of the most even. Where its
+largest bin is above the budget, best-fit decreasing under the lowest budget that gives as few bins (MULTIFIT: Coffman,
+Garey, Johnson 1978): that always fits. Either keeps each bin a plain list that can be read, and takes 10,000 sequences
+in some tenths of a second.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 
 __all__ = [
@@ -56,7 +61,7 @@ def padded_length(length: int, multiple: int) -> int:
 
 
 def count_micro_batches(lengths: Sequence[int], max_tokens: int, *, pad_to: int = 1, sequence_multiple: int = 1) -> int:
-    """How many micro-batches of at most `max_tokens` first-fit-decreasing needs (at least 1).
+    """How many micro-batches of at most `max_tokens` best-fit-decreasing needs (at least 1).
 
     `pad_to`, `sequence_multiple`: the packed length of a micro-batch, and of each sequence in it, are rounded up to
     multiples of them (see `padding_multiples`).
@@ -67,21 +72,29 @@ def count_micro_batches(lengths: Sequence[int], max_tokens: int, *, pad_to: int 
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
     room = max_tokens - max_tokens % pad_to
-    loads: list[int] = []
-    for real in sorted(lengths, reverse=True):
-        length = padded_length(real, sequence_multiple)
-        if length > room:
-            raise SequenceTooLong(
-                f"a sequence of {real} tokens does not fit into a micro-batch of at most {room} tokens; "
-                "raise mb_spec.max_tokens_per_mb or shorten the sequences (gconfig.max_new_tokens, dataset max_length)"
-            )
-        for i, load in enumerate(loads):
-            if load + length <= room:
-                loads[i] += length
-                break
+    longest = max(lengths, default=0)
+    if padded_length(longest, sequence_multiple) > room:
+        raise SequenceTooLong(
+            f"a sequence of {longest} tokens does not fit into a micro-batch of at most {room} tokens; "
+            "raise mb_spec.max_tokens_per_mb or shorten the sequences (gconfig.max_new_tokens, dataset max_length)"
+        )
+    return max(1, len(_best_fit([padded_length(n, sequence_multiple) for n in lengths], room)))
+
+
+def _best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Indices by bin: the longest first, each into the fullest bin that has room for it."""
+    bins: list[list[int]] = []
+    loads: list[tuple[int, int]] = []  # ascending, with the bin of each
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = bisect_right(loads, (room - lengths[index], len(bins))) - 1
+        if place < 0:
+            load, b = 0, len(bins)
+            bins.append([])
         else:
-            loads.append(length)
-    return max(1, len(loads))
+            load, b = loads.pop(place)
+        bins[b].append(index)
+        insort(loads, (load + lengths[index], b))
+    return bins
 
 
 def pack_micro_batches(
@@ -95,6 +108,8 @@ def pack_micro_batches(
 ) -> list[list[int]]:
     """Indices of `lengths` by micro-batch, none above the token budget, their sizes balanced.
 
+    Their number is what `count_micro_batches` says, or `at_least`, rounded up to `multiple_of`.
+
     Args:
         lengths: tokens of each sequence.
         max_tokens: token budget of a micro-batch.
@@ -105,13 +120,29 @@ def pack_micro_batches(
     Raises:
         SequenceTooLong: one sequence alone exceeds the budget.
     """
-    lengths = [padded_length(n, sequence_multiple) for n in lengths]
-    needed = max(count_micro_batches(lengths, max_tokens, pad_to=pad_to), at_least)
     room = max_tokens - max_tokens % pad_to
-    count = -(-needed // multiple_of) * multiple_of
-    while True:
-        bins = balanced_partition(lengths, count)
-        if all(sum(lengths[i] for i in b) <= room for b in bins):
-            return bins
-        # Balancing can overflow where first-fit just fitted; one more group always ends (a bin a sequence fits).
-        count += multiple_of
+    needed = count_micro_batches(lengths, max_tokens, pad_to=pad_to, sequence_multiple=sequence_multiple)
+    count = padded_length(max(needed, at_least), multiple_of)
+    lengths = [padded_length(n, sequence_multiple) for n in lengths]
+    bins = balanced_partition(lengths, count)
+    if max(sum(lengths[i] for i in b) for b in bins) <= room:
+        return bins
+    return _multifit(lengths, count, room)
+
+
+def _multifit(lengths: Sequence[int], count: int, room: int) -> list[list[int]]:
+    """At most `count` bins of best-fit decreasing, which fit into `room`, under the lowest budget found in eight steps.
+
+    Empty lists make up the number; each list is in ascending order of index.
+    """
+    best, low = _best_fit(lengths, room), max(-(-sum(lengths) // count), *lengths)
+    for _ in range(8):
+        if low >= room:
+            break
+        middle = (low + room) // 2
+        bins = _best_fit(lengths, middle)
+        if len(bins) <= count:
+            best, room = bins, middle
+        else:
+            low = middle + 1
+    return [sorted(b) for b in best] + [[] for _ in range(count - len(best))]

@@ -129,3 +129,58 @@ def test_a_reference_that_fails_is_said(tmp_path, code):
     options.fp8 = None
     with pytest.raises(SystemExit, match=r"(?s)the reference failed.*no GPU here"):
         train_step().run_reference(options)
+
+        module.run_reference(options)
+
+
+def test_attention_on_a_cpu(tmp_path):
+    out = tmp_path / "figures.json"
+    done = call("attention.py", "--device", "cpu", "--json", str(out))
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows.keys() == {"local", "flex"} and not any("failed" in row for row in rows.values())
+    assert all(0 < row["error"] < 1e-5 for row in rows.values()), "float32 beside float64"
+    assert rows["local"]["repeats"] and rows["flex"]["fwd_bwd_ms"] is None
+    # 3.5 x 4 x heads x width x pairs of 70, 1 and 57 tokens
+    pairs = 70 * 71 // 2 + 1 + 57 * 58 // 2
+    flops = 14 * 4 * 16 * pairs
+    assert rows["local"]["tflops"] == pytest.approx(flops / rows["local"]["layer_ms"] / 1e9)
+
+
+def test_packing_of_the_length_mix(tmp_path):
+    out = tmp_path / "figures.json"
+    done = call("length_mix.py", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["packing"]
+    assert len(rows) == 6 and "512 sequences fill" in done.stdout
+    assert all(
+        0 <= have - least <= 1 for row in rows for have, least in zip(row["micro_batches"], row["fewest"], strict=True)
+    )
+    assert all(row["of_budget"] > 0.97 for row in rows if row["sequences"] >= 512)
+
+
+@pytest.mark.slow
+def test_training_on_a_small_length_mix(tmp_path):
+    out = tmp_path / "figures.json"
+    options = [
+        "--device",
+        "cpu",
+        "--layers",
+        "1",
+        "--sequences",
+        "4",
+        "--longest",
+        "80",
+        "--budget",
+        "96",
+        "--steps",
+        "1",
+    ]
+    done = call("length_mix.py", "--train", *options, "--json", str(out), timeout=280)
+    assert out.exists(), done.stderr[-3000:]  # the exit code says whether a CPU is as fast on both: not looked at
+    mix, even = json.loads(out.read_text())["training"]["rows"]
+    assert mix["tokens"] == even["tokens"] and mix["sequences"] == 4
+    # one layer of Qwen2.5-1.5B and its head; each sequence of n tokens has n * n / 2 pairs
+    weights = 2 * 1536 * 1536 + 2 * 1536 * 256 + 3 * 1536 * 8960 + 1536 * 151936
+    flops = 3 * (2 * weights + 4 * 1536 * 40) * even["tokens"]
+    assert even["tflops"] == pytest.approx(flops / even["step_s"] / 1e12, abs=0.06)

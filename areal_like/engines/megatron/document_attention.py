@@ -8,6 +8,7 @@ queries and each block of keys to one program that loops over the other side in 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +70,9 @@ class DocumentMask:
         return known
 
     @classmethod
-    def from_bounds(cls, cu_seqlens: Tensor, tokens: int) -> DocumentMask:
-        """`cu_seqlens` `[documents + 1]`, ascending from 0 to `tokens`."""
-        padded = padded_length(tokens)
+    def from_bounds(cls, cu_seqlens: Tensor, tokens: int, *, padded: int | None = None) -> DocumentMask:
+        """`cu_seqlens` `[documents + 1]`, ascending from 0 to `tokens`; `padded` is a multiple of 128."""
+        padded = padded_length(tokens) if padded is None else padded
         steps = torch.arange(padded, device=cu_seqlens.device)
         documents = torch.bucketize(steps, cu_seqlens[1:].to(steps), right=True)
         documents = torch.where(steps < tokens, documents, cu_seqlens.numel() + steps)
@@ -99,14 +100,37 @@ def _in_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return counts[None, None].contiguous(), columns[None, None].contiguous()
 
 
+def _attend(query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scale: float | None) -> Tensor:
+    """`query` `[padded, heads, head_dim]`, `key`, `value` with KV heads, to `[padded, heads * head_dim]`.
+
+    What is compiled begins and ends with the contiguous layout of Megatron's layers: FlexAttention reads and writes
+    through strides, so nothing is transposed in memory. (A compiled function takes the gradient of its output in
+    contiguous form. Were the output FlexAttention's `[1, heads, padded, head_dim]`, each backward pass would copy it.)
+    """
+    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    out = flex_attention(q, k, v, block_mask=blocks, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+    assert isinstance(out, Tensor)  # no auxiliary output was asked for
+    return out[0].transpose(0, 1).flatten(1)
+
+
 @functools.cache
-def _kernel(device_type: str) -> Any:
+def _kernel(device_type: str) -> Callable[..., Tensor]:
     if device_type != "cuda":
-        return flex_attention  # torch's plain implementation, for tests of the mask
+        return _attend  # torch's plain implementation, for tests of the mask
     # A shape that would not be compiled any more would be computed with the whole matrix of scores: better an error,
     # which is what `fullgraph` makes of it.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return torch.compile(_attend, dynamic=False, fullgraph=True)
+
+
+def _padded(x: Tensor, length: int) -> Tensor:
+    """`[tokens, heads, head_dim]` with rows of zeros up to `length`; without a copy where it has that length already.
+
+    What is part of a larger tensor is copied all the same: values are a view of the fused projection, all of which
+    attention would otherwise keep until its backward pass.
+    """
+    missing = length - x.shape[0]
+    return F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x.contiguous()
 
 
 class DocumentAttention(MegatronModule):
@@ -151,10 +175,7 @@ class DocumentAttention(MegatronModule):
         """`query` `[tokens, heads/tp, head_dim]`, `key`, `value` with KV heads; returns `[tokens, width/tp]`."""
         if packed_seq_params is None or packed_seq_params.cu_seqlens_q is None:
             raise TypeError("DocumentAttention needs the bounds of the packed sequences")
-        tokens, heads = query.shape[0], query.shape[1]
+        tokens = query.shape[0]
         mask = DocumentMask.of(packed_seq_params, tokens)
-        rows = [F.pad(x, (0, 0, 0, 0, 0, mask.padded - tokens)).transpose(0, 1)[None] for x in (query, key, value)]
-        out = _kernel(query.device.type)(
-            *rows, block_mask=mask.blocks, scale=self.softmax_scale, enable_gqa=heads != key.shape[1]
-        )
-        return out[0].transpose(0, 1)[:tokens].reshape(tokens, heads * out.shape[-1])
+        rows = (_padded(x, mask.padded) for x in (query, key, value))
+        return _kernel(query.device.type)(*rows, mask.blocks, self.softmax_scale)[:tokens]

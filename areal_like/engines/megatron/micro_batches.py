@@ -196,4 +196,6 @@ def _packed_seq_params(
         cu_seqlens_kv_padded=cu,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
+        # Left open, TransformerEngine compares the two kinds of bounds in every layer: the host waits for the GPU.
+        pad_between_seqs=False,
     )
