@@ -130,8 +130,6 @@ def test_a_reference_that_fails_is_said(tmp_path, code):
     with pytest.raises(SystemExit, match=r"(?s)the reference failed.*no GPU here"):
         train_step().run_reference(options)
 
-        module.run_reference(options)
-
 
 def test_attention_on_a_cpu(tmp_path):
     out = tmp_path / "figures.json"
