@@ -137,6 +137,11 @@ class MegatronConfig(Section):
     moe_router_bias_update_rate: float = key(
         0.0, "Step of the expert bias that balances the load without a loss (arXiv 2408.15664); 0 has no bias.", ge=0.0
     )
+    gradient_accumulation_fusion: bool | None = key(
+        None,
+        "Matrix products add weight gradients to the gradient buffer themselves (TransformerEngine); null is true"
+        " where they can.",
+    )
     use_deterministic_algorithms: bool = key(False, "The same batch gives the same bits again.")
     fp8_config: FP8Config | None = key(None, "Matrix products in FP8; null computes in `dtype`.")
     param_offload: bool = key(

@@ -31,6 +31,7 @@ def memory_options(section: TrainEngineConfig, *, trained: bool) -> dict[str, An
         "fp8_param": options.fp8_config is not None and options.fp8_config.param,
         "optimizer": optimizer.type if trained and optimizer is not None else None,
         "distributed_optimizer": options.ddp.use_distributed_optimizer,
+        "gradient_accumulation_fusion": options.gradient_accumulation_fusion is not False,
         "grad_reduce_in_fp32": options.ddp.grad_reduce_in_fp32,
         "pipeline_layout": options.pipeline_layout,
     }

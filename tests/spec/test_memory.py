@@ -68,7 +68,8 @@ PEAKS = [
 
 @pytest.mark.parametrize(("spec", "phase", "peak"), PEAKS)
 def test_measured_peaks(spec: ModelSpec, phase: str, peak: float) -> None:
-    plan = predict(spec, ONE, MemoryJob(micro_tokens=16384, seq=1024, micro_batches=4))
+    job = MemoryJob(micro_tokens=16384, seq=1024, micro_batches=4, gradient_accumulation_fusion=False)
+    plan = predict(spec, ONE, job)
     assert plan.ranks[0].phase(phase).allocated / GIB == pytest.approx(peak, rel=0.005)
 
 
@@ -78,6 +79,20 @@ def test_a_dense_layer_by_hand() -> None:
     per_token = 4 * 3072 + 2 * 4 + (3072 + 2 * 512) + 3072 + 48 + 3 * 17920
     assert layer.total == 16384 * per_token
     assert layer.boundary == 16384 * 3072 and layer.routing_tables == 0
+
+
+def test_fused_gradients_leave_dummies_and_take_no_gradient_beside_the_buffer() -> None:
+    """Qwen2.5-1.5B: one dummy for each shape of qkv, proj, fc1, fc2; the down projection's gradient is gone."""
+    apart, fused = (MemoryJob(1024, 1024, gradient_accumulation_fusion=fuse) for fuse in (False, True))
+    dummies = 2 * (2048 * 1536 + 1536 * 1536 + 17920 * 1536 + 1536 * 8960)
+    one, other = (
+        predict(QWEN, ONE, job).ranks[0].phase("weight transfer").parts["workspaces"] for job in (apart, fused)
+    )
+    assert other - one == dummies
+    one, other = (layers.layer_memory(QWEN, ONE, job, experts=False).backward for job in (apart, fused))
+    assert one == 1024 * (3072 + 17920) + 2 * 1536 * 8960 and other == 1024 * (3072 + 2 * 17920)
+    for changes in ({"optimizer": None}, {"lora": LoRA(8)}, {"transformer_engine": False}):
+        assert not dataclasses.replace(fused, **changes).fuses_gradients
 
 
 def test_an_expert_layer_by_hand() -> None:

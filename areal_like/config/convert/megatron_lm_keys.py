@@ -11,6 +11,7 @@ from areal_like.config.convert.common import (
     joined,
     never_as,
     off_as,
+    opposite,
 )
 from areal_like.config.convert.draft import Row, one_of
 from areal_like.config.convert.experts import moe_rows
@@ -50,6 +51,7 @@ ROWS: tuple[Row, ...] = (
     Row("ddp-bucket-size", "actor.megatron.ddp.bucket_size"),
     Row("ddp-average-in-collective", "actor.megatron.ddp.average_in_collective", False),
     Row("accumulate-allreduce-grads-in-fp32", "actor.megatron.ddp.grad_reduce_in_fp32", False),
+    Row("no-gradient-accumulation-fusion", "actor.megatron.gradient_accumulation_fusion", False, opposite, opposite),
     Row("recompute-granularity", "actor.megatron.recompute_granularity", None, *_GRANULARITY),
     Row("recompute-method", "actor.megatron.recompute_method"),
     Row("recompute-num-layers", "actor.megatron.recompute_num_layers"),

@@ -122,6 +122,7 @@ ROWS: tuple[Row, ...] = (
     Row(f"{_TRANSFORMER}.recompute_modules", "actor.megatron.recompute_modules"),
     *moe_rows(lambda name: f"{_TRANSFORMER}.{name}", {}),
     Row(f"{_TRANSFORMER}.deterministic_mode", "actor.megatron.use_deterministic_algorithms"),
+    Row(f"{_TRANSFORMER}.gradient_accumulation_fusion", "actor.megatron.gradient_accumulation_fusion"),
     Row(f"{_TRANSFORMER}.fp16", default=False, note="actor.dtype says it"),
     Row(f"{_TRANSFORMER}.bf16", default=True, note="actor.dtype says it"),
     Row(f"{_TRANSFORMER}.attention_backend", default="flash", note="the engine chooses its attention"),

@@ -14,6 +14,7 @@ from areal_like.config import TrainEngineConfig
 from areal_like.engines.megatron import cpu, determinism, fp8
 from areal_like.engines.megatron.bridges import create_bridge
 from areal_like.engines.megatron.bridges.base import Bridge
+from areal_like.engines.megatron.gradients import fuse_gradients, fuses_gradients
 from areal_like.engines.megatron.lora import trained_dtype
 from areal_like.engines.megatron.moe import MoEOptions
 from areal_like.engines.megatron.optimizer import (
@@ -135,16 +136,20 @@ def build_training(
     *,
     dtype: torch.dtype,
     total_steps: int | None,
+    transformer_engine: bool,
 ) -> Training:
     """Wrap loaded modules; the optimizer's float32 copies start from their values. Collective.
 
     Args:
         dtype: of the model; adapters may have another.
         total_steps: optimizer steps of the whole run; None when there is no end.
+        transformer_engine: whether the layers are TransformerEngine's.
     """
     assert config.optimizer is not None
     ddp, megatron = config.megatron.ddp, config.megatron
     distributed = shards_optimizer(ddp, config.optimizer)
+    if fuses_gradients(config, transformer_engine=transformer_engine):
+        fuse_gradients(modules)
     chunks = wrap_for_data_parallel(modules, ddp, groups, distributed=distributed, fp8=megatron.fp8_config)
     for chunk in chunks:
         fp8.broadcast_parameters(chunk)

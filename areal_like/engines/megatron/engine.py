@@ -107,7 +107,12 @@ class MegatronEngine:
             self.passes = self._passes(self.modules)
             return
         training = build_training(
-            self.modules, self.config, self.groups, dtype=self.dtype, total_steps=self.total_steps
+            self.modules,
+            self.config,
+            self.groups,
+            dtype=self.dtype,
+            total_steps=self.total_steps,
+            transformer_engine=self.transformer_engine,
         )
         self.chunks, self.optimizer, self.schedule = training.chunks, training.optimizer, training.schedule
         self.passes = self._passes(self.chunks)

@@ -50,7 +50,7 @@ def transformer_settings(
         "pipeline_model_parallel_layout": StageLayout(stages, pp, stage) if pp > 1 else None,
         "perform_initialization": config.init_from_scratch,
         "use_cpu_initialization": device == "cpu",
-        "gradient_accumulation_fusion": False,
+        "gradient_accumulation_fusion": False,  # `gradients.fuse_gradients` switches it on in what is trained
         "masked_softmax_fusion": False,
         # One switch for three kernels that exist only with TransformerEngine or Apex.
         "apply_rope_fusion": transformer_engine,

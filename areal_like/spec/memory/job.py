@@ -56,6 +56,7 @@ class MemoryJob:
         fp8: recipe of FP8 products; None for none. `fp8_param`: the weights themselves are FP8.
         optimizer: "adam", "sgd", or None for a model that is not trained.
         distributed_optimizer: optimizer state is sharded over data-parallel ranks.
+        gradient_accumulation_fusion: products add weight gradients to the buffer (TransformerEngine's layers).
         grad_reduce_in_fp32: gradients are kept in float32 whatever the dtype.
         temperature: of the log-probabilities; other than 1 it costs one more float32 chunk.
         entropy: "none", "report" (a figure), or "loss" (it has a gradient).
@@ -86,6 +87,7 @@ class MemoryJob:
     fp8_param: bool = False
     optimizer: Literal["adam", "sgd"] | None = "adam"
     distributed_optimizer: bool = True
+    gradient_accumulation_fusion: bool = True
     grad_reduce_in_fp32: bool = True
     temperature: float = 1.0
     entropy: Literal["none", "report", "loss"] = "none"
@@ -109,6 +111,12 @@ class MemoryJob:
             raise ValueError(f"offload knows {', '.join(PARTS)}; not {', '.join(sorted(unknown))}")
         if self.colocated and self.rollout is None:
             raise ValueError("colocated needs a rollout layout")
+
+    @property
+    def fuses_gradients(self) -> bool:
+        """Whether the gradients of weights go from the product into the buffer."""
+        trains_weights = self.optimizer is not None and self.lora is None
+        return self.gradient_accumulation_fusion and self.transformer_engine and trains_weights
 
     @property
     def element(self) -> int:

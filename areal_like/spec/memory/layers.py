@@ -206,12 +206,14 @@ def _forward(s: _Sizes, ring: int) -> int:
 
 def _backward(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, s: _Sizes) -> int:
     """The most of: rows on their way back to the experts; gradients of the down projection's input and of its weight;
-    gradient of gate and up. What a step has consumed is freed: the product when its gradient is there.
+    gradient of gate and up. What a step has consumed is freed: the product when its gradient is there. A weight whose
+    gradient goes straight into the buffer (`job.fuses_gradients`) has none beside it; grouped experts in bfloat16 do.
     """
     b, hidden = job.element, spec.hidden_size
     if not s.rows:
-        down = spec.intermediate_size // allocation.tp * hidden * b
+        down = 0 if job.fuses_gradients else spec.intermediate_size // allocation.tp * hidden * b
         return s.row + s.whole + max(s.wide + down, 2 * s.wide)
     down = spec.num_experts // allocation.ep * (spec.moe_intermediate_size // allocation.etp) * hidden * b
+    down = 0 if job.fuses_gradients and job.fp8 else down
     unsorted = 2 * s.expert_row
     return s.row + max(unsorted, s.expert_row + s.expert_wide + down, s.expert_row + 2 * s.expert_wide)

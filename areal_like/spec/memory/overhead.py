@@ -7,10 +7,11 @@ library versions; they are round figures that err on the large side.
 
 from __future__ import annotations
 
+from areal_like.alloc import ModelAllocation
 from areal_like.spec.memory.job import MemoryJob
 from areal_like.spec.model import ModelSpec
 
-__all__ = ["COMMUNICATOR", "CUDA_CONTEXT", "batch", "communicators", "workspaces"]
+__all__ = ["COMMUNICATOR", "CUDA_CONTEXT", "batch", "communicators", "dummy_gradients", "workspaces"]
 
 MIB = 2**20
 CUDA_CONTEXT = 600 * MIB
@@ -30,6 +31,24 @@ def workspaces(spec: ModelSpec, job: MemoryJob) -> int:
     torch_own = 32 * MIB if job.hopper else 8 * MIB + MIB // 8
     engine = own * (1 + (GROUPED_STREAMS if spec.is_moe else 0)) if job.transformer_engine else 0
     return engine + torch_own * (1 if job.optimizer is None else 2)
+
+
+def dummy_gradients(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> int:
+    """Where products add gradients to the buffer autograd gets a dummy: one for each shape of a weight, kept for good
+    (TransformerEngine 2.11 `get_dummy_wgrad`). Grouped experts in bfloat16 need none."""
+    if not job.fuses_gradients:
+        return 0
+    tp, hidden = allocation.tp, spec.hidden_size
+    queries = spec.num_attention_heads * spec.head_dim // tp
+    keys = spec.num_key_value_heads * spec.head_dim // tp
+    shapes = {(queries + 2 * keys, hidden), (hidden, queries)}
+    widths = {spec.intermediate_size // tp} if not spec.is_moe or spec.dense_layers else set()
+    if spec.is_moe:
+        widths |= {spec.shared_expert_intermediate_size // tp}
+        widths |= {spec.moe_intermediate_size // allocation.etp} if job.fp8 else set()
+    for width in widths - {0}:
+        shapes |= {(2 * width, hidden), (hidden, width)}
+    return sum(rows * columns for rows, columns in shapes) * job.element
 
 
 def batch(spec: ModelSpec, job: MemoryJob) -> int:

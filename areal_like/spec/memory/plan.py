@@ -197,7 +197,9 @@ class _Trainer:
         gathered = logits.gathered_hidden(self.spec, a, self.job) if self.is_last else 0
         return {
             **self.states(),
-            "workspaces": overhead.workspaces(self.spec, self.job) + gathered,
+            "workspaces": overhead.workspaces(self.spec, self.job)
+            + overhead.dummy_gradients(self.spec, a, self.job)
+            + gathered,
             "CUDA context": overhead.CUDA_CONTEXT,
             "communicators": overhead.communicators(a.dp, a.tp, a.pp, a.cp, a.ep, a.etp),
         }
