@@ -1,4 +1,4 @@
-"""What Megatron-Core's local layers lack without TransformerEngine: packed attention, rotary positions, RMSNorm.
+"""What Megatron-Core's local layers lack without TransformerEngine: packed attention and rotary positions.
 
 A packed micro-batch travels through the model as one row `[tokens, 1, hidden]`, positions given a token
 (`PackedRotaryEmbedding`), documents kept apart here.
@@ -19,7 +19,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-__all__ = ["DocumentGroups", "LocalPackedSeqParams", "PackedAttention", "PackedRotaryEmbedding", "RMSNorm"]
+__all__ = ["DocumentGroups", "LocalPackedSeqParams", "PackedAttention", "PackedRotaryEmbedding"]
 
 
 @dataclass(frozen=True)
@@ -237,17 +237,3 @@ class PackedRotaryEmbedding(torch.nn.Module):
             raise RuntimeError("get_rotary_seq_len comes first")
         table: Tensor = self.inner.get_emb(max_seq_len, 0)
         return table.index_select(0, self._positions)
-
-
-class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm whose weight takes part in Megatron's sequence-parallel gradient reduction."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
-        # With sequence parallelism each rank normalises its part of the tokens: gradients are summed over the ranks.
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)

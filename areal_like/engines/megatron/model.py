@@ -11,12 +11,15 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryEmbedding, RMSNorm
+from areal_like.engines.megatron.activation import SwiGLU
+from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryEmbedding
 from areal_like.engines.megatron.document_attention import use_document_attention
+from areal_like.engines.megatron.norm import ResidualRMSNorm, RMSNorm
 from areal_like.engines.megatron.process_groups import ModelGroups
 
 __all__ = ["StageLayout", "build_chunks", "chunk_layers"]
@@ -100,10 +103,13 @@ def _build_chunk(
     rank = groups.mesh.coordinates(groups.rank).pp
     last = (config.virtual_pipeline_model_parallel_size or 1) - 1
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=transformer_engine, vp_stage=number, pp_rank=rank)
+    _use_own_norms(spec, config)
     if not transformer_engine:
-        _use_own_modules(spec)
-    elif config.deterministic_mode:
-        use_document_attention(spec)
+        _use_own_attention(spec)
+    else:
+        _use_plain_projections(spec, config)
+        if config.deterministic_mode:
+            use_document_attention(spec)
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
@@ -121,15 +127,37 @@ def _build_chunk(
     return model.to(device)
 
 
-def _use_own_modules(block: TransformerBlockSubmodules) -> None:
-    """Our norm and attention for Megatron's local ones, which refuse packing and sequence parallelism."""
+def _use_own_norms(block: TransformerBlockSubmodules, config: TransformerConfig) -> None:
+    """Our norm for Megatron's local one, which refuses packing and sequence parallelism, and for TransformerEngine's,
+    which takes more than twice the time at widths that it is not tuned for."""
+    frees_norms = config.recompute_granularity == "selective" and "layernorm" in config.recompute_modules
+    before = RMSNorm if frees_norms else ResidualRMSNorm
     block.layer_norm = RMSNorm
     for layer in block.layer_specs:
         parts = layer.submodules
-        parts.input_layernorm = RMSNorm
-        parts.pre_mlp_layernorm = RMSNorm
+        parts.input_layernorm = before
+        parts.pre_mlp_layernorm = before
         attention = parts.self_attention.submodules
-        attention.core_attention = PackedAttention
         for name in ("q_layernorm", "k_layernorm"):
             if getattr(attention, name) is not IdentityOp:
                 setattr(attention, name, RMSNorm)
+
+
+def _use_own_attention(block: TransformerBlockSubmodules) -> None:
+    """Our attention for Megatron's local one, which refuses packing."""
+    for layer in block.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = PackedAttention
+
+
+def _use_plain_projections(block: TransformerBlockSubmodules, config: TransformerConfig) -> None:
+    """TransformerEngine's projections without the norm that it joins to them, and our SwiGLU between an MLP's."""
+    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+
+    for layer in block.layer_specs:
+        parts = layer.submodules
+        parts.self_attention.submodules.linear_qkv = TEColumnParallelLinear
+        mlp = getattr(parts.mlp, "keywords", {}).get("submodules")
+        if isinstance(mlp, MLPSubmodules):  # else the layer has experts
+            mlp.linear_fc1 = TEColumnParallelLinear
+            if config.use_te_activation_func:
+                mlp.activation_func = SwiGLU

@@ -55,7 +55,9 @@ def transformer_settings(
         # One switch for three kernels that exist only with TransformerEngine or Apex.
         "apply_rope_fusion": transformer_engine,
         "persist_layer_norm": transformer_engine,
-        "bias_activation_fusion": transformer_engine,
+        # Of a dense MLP the activation is ours (`model`), which Megatron takes in place of TransformerEngine's alone.
+        "bias_activation_fusion": transformer_engine and is_moe,
+        "use_te_activation_func": transformer_engine and not is_moe,
         "bias_dropout_fusion": transformer_engine,
     }
     settings |= fp8.settings(megatron.fp8_config)

@@ -14,8 +14,8 @@ from areal_like.engines.megatron.attention import (
     LocalPackedSeqParams,
     PackedAttention,
     PackedRotaryEmbedding,
-    RMSNorm,
 )
+from areal_like.engines.megatron.norm import RMSNorm
 
 
 def cumulative(lengths):

@@ -1,0 +1,1 @@
+"""Triton kernels for passes that memory bandwidth bounds; imported where tensors are on a GPU."""
