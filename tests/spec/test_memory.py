@@ -170,9 +170,10 @@ def test_selective_recompute_by_hand() -> None:
         (QWEN, False, ("core_attn",), 4 * 12),
         (QWEN, False, ("mlp",), 3 * 17920 + 3072 + 4),  # gate, up, product, and the norm before them
         (QWEN, False, ("core_attn", "mlp"), 4 * 12 + 3 * 17920 + 3072 + 4),
-        (QWEN, False, ("layernorm", "moe", "moe_act"), 0),  # joined with the products behind; no experts
+        (QWEN, False, ("layernorm", "moe", "moe_act"), 2 * (3072 + 4)),  # its two norms; no experts
+        (QWEN, False, ("layernorm", "mlp"), 3 * 17920 + 2 * (3072 + 4)),
         (MOE8, True, ("moe_act",), 8 * 768 * 2),
-        (MOE8, True, ("layernorm",), 4096 + 4),
+        (MOE8, True, ("layernorm",), 2 * (4096 + 4)),
         (MOE8, True, ("moe",), 8 * 4096 + 8 * 3 * 1536 + 12 * 8 + 12 * 8),  # the dispatcher keeps its three tables
         (MOE8, True, ("moe", "moe_act"), 8 * 4096 + 8 * 3 * 1536 + 12 * 8 + 12 * 8),
         (MOE8, True, ("mlp",), 0),

@@ -59,8 +59,6 @@ def _missing(name: str, names: tuple[str, ...], role: Role, job: Job) -> str | N
         return "every layer of the model has experts instead of an MLP"
     if name == "layernorm" and on_cpu:
         return "Megatron-Core recomputes norms with TransformerEngine alone, which needs a GPU"
-    if name == "layernorm" and not spec.is_moe:
-        return "on GPUs the norms of a dense model are one kernel with the linear layers after them"
     if name == "mla_up_proj" and spec.latent_attention is None:
         return "the model has no latent attention"
     if name == "shared_experts" and not spec.shared_expert_intermediate_size:

@@ -4,8 +4,8 @@ With TransformerEngine layers, bytes of one layer for a micro-batch of T tokens 
 a heads and g key-value heads of width n, f the MLP's or m an expert's width, E experts of which k a token; S = T/t the
 rows of sequence parallelism; T is the rank's share, the micro-batch over c):
 
-    input of the layer, output of its norm          2 S h b + 4 S     `LayerNormLinear` keeps both; 4: 1/rms
-    queries, keys before their norms (qk_norm)      T (a+g) n b/t + 4 T (a+g)/t      `RMSNorm` keeps a contiguous input
+    input of the layer, output of its norm          2 S h b + 4 S     the norm and the projection keep them; 4: 1/rms
+    queries, keys before their norms (qk_norm)      T (a+g) n b/t + 4 T (a+g)/t      a norm keeps a contiguous input
     queries, keys (rotated), values                 T (a+2g) n b/t    attention; rotary positions keep angles only
     output of attention                             T a n b/t         also the input of the output projection
     log-sum-exp                                     4 T a/t           gone when core_attn is recomputed
@@ -19,9 +19,10 @@ Routing: probabilities [S, E] float32 and the map [S, E] bool, the row map [S, 2
 experts int64 and their softmax float32 (12 k); of each row its probability and two positions (12). The three tables
 hang on the dispatcher, so they stay after the pass (`routing_tables`).
 
-Derived from the `save_for_backward` of TransformerEngine 2.11 (`layernorm_linear`, `rmsnorm`, `FusedAttnFunc`,
-`grouped_linear`, `permutation`) and Megatron-Core 0.19 (`fused_bias_swiglu`, `router`, `token_dispatcher`). Dropout is
-off: nothing is kept for it. Compare Korthikanti et al., arXiv 2205.05198, section 4, for layers of an earlier kind.
+Derived from the `save_for_backward` of this engine's kernels (`kernels.rms_norm`, `kernels.swiglu`), TransformerEngine
+2.11 (`linear`, `FusedAttnFunc`, `grouped_linear`, `permutation`) and Megatron-Core 0.19 (`router`, `token_dispatcher`).
+Dropout is off: nothing is kept for it. Compare Korthikanti et al., arXiv 2205.05198, section 4, for layers of an earlier
+kind.
 
 FP8 (`job.fp8`): what enters a product is kept in FP8, one byte an element: outputs of norms (not of the one before a
 router, which reads it too), rows of experts, the product of gate and up, and once more the output of attention, which
@@ -151,16 +152,16 @@ def layer_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, *
 
 def _recomputed(job: MemoryJob, s: _Sizes, saved: dict[str, int], tables: int, *, experts: bool) -> int:
     """What the parts in `recompute_modules` do not keep (Megatron-Core 0.19 `TransformerLayer`, `MoELayer`,
-    `TEGroupedMLP`). TransformerEngine joins the norms of a dense layer with the products behind them, so `layernorm` is
-    the norm before a router alone."""
+    `TEGroupedMLP`)."""
     parts, left_out = set(job.recompute_modules), {"log-sum-exp"} if "core_attn" in job.recompute_modules else set()
     if not experts and "mlp" in parts:
         left_out |= {"norm before the MLP", "gate and up", "their product"}
     if experts and "moe" in parts:
         left_out |= {"rows of experts", "gate and up", "their product", "routing", "between A and B"} & saved.keys()
-    if experts and "layernorm" in parts:
+    if "layernorm" in parts:
         left_out |= {"norm before the MLP"}
     bytes_ = sum(saved[name] for name in left_out) - (tables if "routing" in left_out else 0)
+    bytes_ += saved["input and its norm"] - s.row if "layernorm" in parts else 0
     if experts and "moe" not in parts:
         bytes_ += s.expert_wide // job.element * (1 if job.fp8 else job.element) if "moe_act" in parts else 0
         bytes_ += 3 * s.wide if "shared_experts" in parts else 0
