@@ -21,8 +21,7 @@ hang on the dispatcher, so they stay after the pass (`routing_tables`).
 
 Derived from the `save_for_backward` of this engine's kernels (`kernels.rms_norm`, `kernels.swiglu`), TransformerEngine
 2.11 (`linear`, `FusedAttnFunc`, `grouped_linear`, `permutation`) and Megatron-Core 0.19 (`router`, `token_dispatcher`).
-Dropout is off: nothing is kept for it. Compare Korthikanti et al., arXiv 2205.05198, section 4, for layers of an earlier
-kind.
+Dropout is off: nothing is kept for it. Compare Korthikanti et al., arXiv 2205.05198, section 4, for earlier layers.
 
 FP8 (`job.fp8`): what enters a product is kept in FP8, one byte an element: outputs of norms (not of the one before a
 router, which reads it too), rows of experts, the product of gate and up, and once more the output of attention, which
