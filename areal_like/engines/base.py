@@ -7,11 +7,14 @@ over such an engine, never a subclass of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from areal_like.data.batch import PackedBatch
@@ -22,7 +25,9 @@ __all__ = [
     "InferenceEngine",
     "Loss",
     "PackedBatch",
+    "PackedTensors",
     "SamplingParams",
+    "TensorPlace",
     "TokenOutputs",
     "TrainEngine",
     "WeightBucket",
@@ -68,16 +73,84 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True)
+class TensorPlace:
+    """Where one tensor lies in the buffer of a bucket.
+
+    Attributes:
+        offset: of its first byte; a multiple of `PackedTensors.ALIGNMENT`. Its elements follow one another.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @cached_property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    @cached_property
+    def stride(self) -> tuple[int, ...]:
+        """In elements, as `Tensor.stride`."""
+        return tuple(prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
+
+
+class PackedTensors(Mapping[str, Tensor]):
+    """Tensors by name that are views of one buffer; a view is made when it is asked for.
+
+    What goes to another process is the buffer's bytes and the layout, never the views.
+
+    Args:
+        buffer: uint8 `[bytes]`, on any device; its size is a multiple of `ALIGNMENT`.
+        layout: the places, in the order of the names.
+    """
+
+    ALIGNMENT = 256
+    """Bytes: enough for vector loads and for the copy engines of GPUs; what allocators of GPU memory give too."""
+
+    def __init__(self, buffer: Tensor, layout: Iterable[TensorPlace]) -> None:
+        self.buffer, self.layout = buffer, tuple(layout)
+        self._elements: dict[torch.dtype, Tensor] = {}
+
+    @cached_property
+    def _places(self) -> dict[str, TensorPlace]:
+        return {place.name: place for place in self.layout}
+
+    def __getitem__(self, name: str) -> Tensor:
+        place = self._places[name]
+        elements = self._elements.get(place.dtype)
+        if elements is None:
+            elements = self._elements[place.dtype] = self.buffer.view(place.dtype)
+        # One operation: a slice and its view cost three times as much, and a stream makes thousands.
+        first = elements.storage_offset() + place.offset // place.dtype.itemsize
+        return elements.as_strided(place.shape, place.stride, first)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def __reduce__(self) -> tuple[type[PackedTensors], tuple[Tensor, tuple[TensorPlace, ...]]]:
+        return PackedTensors, (self.buffer, self.layout)
+
+
+@dataclass(frozen=True)
 class WeightBucket:
     """Some weights, whole tensors.
 
+    The tensors are valid until the stream is asked for its next bucket, which may overwrite them: who keeps one clones
+    it. On a GPU, work that was enqueued on the current CUDA stream before that still sees them; another stream (or
+    another process) has to be done with them first.
+
     Attributes:
         tensors: by their Hugging Face names, or those of an adapter under PEFT's names
-            (`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`).
+            (`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`); `PackedTensors` where one buffer holds
+            them.
         adapter_scaling: None for weights; for an adapter, the factor of B A that is added to its weight.
     """
 
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     adapter_scaling: float | None = None
 
 
@@ -96,9 +169,15 @@ class TrainEngine(Protocol):
     def forward(self, batch: PackedBatch, *, temperature: float = 1.0, entropy: bool = False) -> TokenOutputs:
         """Log-probabilities (and entropy) of every token of `batch`, in its order, without gradient, on every rank."""
 
-    def weights(self) -> Iterator[WeightBucket]:
-        """All weights as Hugging Face tensors on CPU, in buckets of bounded size, with adapters merged into them.
-        Collective; yields on rank 0 only."""
+    def weights(self, *, on_device: bool = False) -> Iterator[WeightBucket]:
+        """All weights as Hugging Face tensors, in buckets of bounded size, with adapters merged into them.
+
+        Collective; yields on rank 0 only. The model must not be trained, loaded or offloaded until the stream ends.
+
+        Args:
+            on_device: buckets in memory of the engine's own device, each one buffer (`PackedTensors`), instead of host
+                memory.
+        """
 
     def adapter_weights(self) -> Iterator[WeightBucket]:
         """The adapters alone, as `weights`, under PEFT's names. RuntimeError when the model has none."""

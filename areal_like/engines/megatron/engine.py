@@ -29,7 +29,7 @@ from areal_like.engines.megatron.profile import StepProfiler, create_profiler, n
 from areal_like.engines.megatron.random_states import RandomStates
 from areal_like.engines.megatron.settings import DTYPES
 from areal_like.engines.megatron.values import load_value_head, value_model_config
-from areal_like.engines.megatron.weights import save_hugging_face_folder, stream_weights
+from areal_like.engines.megatron.weights import WeightStream, save_hugging_face_folder
 from areal_like.engines.megatron.world import join_world, leave_world
 from areal_like.spec import fp8_alignment, padding_multiples
 
@@ -87,6 +87,15 @@ class MegatronEngine:
             self._prepare_training()
         self.passes.warm_up(self.device)
         self.offloader.watch(self.modules, self.chunks, self.optimizer, self.device)
+        self.weight_stream = WeightStream(
+            self.bridge,
+            self.modules,
+            self.groups,
+            device=self.device,
+            has_adapters=bool(self.adapters),
+            value=merged_values(self.adapters),
+            ready=lambda: self.offloader.require("weights", "parameters"),
+        )
         if self.profiler is not None:
             self.profiler.watch(self.passes.config, self.optimizer)
 
@@ -178,10 +187,10 @@ class MegatronEngine:
             return self.passes.logits(self._micro_batches(batch), batch=batch)
 
     @traced_stream
-    def weights(self) -> Iterator[WeightBucket]:
+    def weights(self, *, on_device: bool = False) -> Iterator[WeightBucket]:
         self.offloader.require("weights", "parameters")
         self._gather_parameters()
-        return stream_weights(self.bridge, self.modules, self.groups, value=merged_values(self.adapters))
+        return self.weight_stream.buckets(on_device=on_device)
 
     @traced_stream
     def adapter_weights(self) -> Iterator[WeightBucket]:

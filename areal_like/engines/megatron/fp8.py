@@ -26,6 +26,7 @@ __all__ = [
     "broadcast_parameters",
     "follow_groups",
     "forget_loaded_weights",
+    "is_fp8",
     "readable",
     "require_hardware",
     "set_main_weights",
@@ -117,7 +118,7 @@ def readable(parameter: Tensor) -> Tensor:
     """The parameter's values as an ordinary tensor; a copy in bfloat16 when it is FP8."""
     from megatron.core.fp8_utils import dequantize_fp8_tensor
 
-    return dequantize_fp8_tensor(parameter.detach()) if _is_fp8(parameter) else parameter.detach()
+    return dequantize_fp8_tensor(parameter.detach()) if is_fp8(parameter) else parameter.detach()
 
 
 @contextmanager
@@ -133,7 +134,7 @@ def whole_weights(modules: Iterable[torch.nn.Module]) -> Iterator[list[tuple[tor
         for chunk in modules
         for module in chunk.modules()
         for name, weight in module._parameters.items()
-        if weight is not None and _is_fp8(weight)
+        if weight is not None and is_fp8(weight)
     ]
     for module, name, weight in places:
         stand_in = torch.nn.Parameter(readable(weight), requires_grad=weight.requires_grad)
@@ -191,17 +192,17 @@ def forget_loaded_weights(modules: Iterable[torch.nn.Module]) -> None:
 def broadcast_parameters(chunk: Any) -> None:
     """What `broadcast_params` of Megatron's data-parallel wrapper does, except for FP8 weights: NCCL cannot send them,
     and every rank quantised the same values."""
-    weights = [p for p in chunk.module.parameters() if _is_fp8(p)]
+    weights = [p for p in chunk.module.parameters() if is_fp8(p)]
     if not weights:
         chunk.broadcast_params()
         return
     for parameter in chunk.module.parameters():
-        if not _is_fp8(parameter):
+        if not is_fp8(parameter):
             group = chunk.dp_cp_group if getattr(parameter, "allreduce", True) else chunk.expt_dp_group
             torch.distributed.broadcast(parameter.data, torch.distributed.get_global_rank(group, 0), group=group)
 
 
-def _is_fp8(parameter: Tensor) -> bool:
+def is_fp8(parameter: Tensor) -> bool:
     from megatron.core.fp8_utils import is_float8tensor
 
     return bool(is_float8tensor(parameter))

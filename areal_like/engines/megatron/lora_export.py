@@ -60,7 +60,7 @@ def save_adapter_folder(
     """
 
     def write(folder: Path) -> None:
-        tensors = {name: tensor for bucket in buckets for name, tensor in bucket.tensors.items()}
+        tensors = {name: tensor.clone() for bucket in buckets for name, tensor in bucket.tensors.items()}
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         (folder / "adapter_config.json").write_text(json.dumps(_peft_config(config, spec), indent=2) + "\n")
 

@@ -7,7 +7,7 @@ all values do, under every layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,12 @@ def load_value_head(chunks: list[torch.nn.Module], path: Path) -> None:
         head.score.copy_(stored)
 
 
-def export_value_head(chunks: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor, on the ranks of the last stage."""
+def export_value_head(
+    chunks: list[torch.nn.Module], value: Callable[[torch.nn.Parameter], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor, on the ranks of the last stage. For `value` see `bridges.base.Bridge.export`."""
     if (head := _head(chunks)) is not None:
-        yield NAME, head.score.detach()
+        yield NAME, value(head.score)
 
 
 def value_model_config(config: dict[str, Any]) -> dict[str, Any]:

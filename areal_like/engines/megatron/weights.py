@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,101 +17,203 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from areal_like.engines.base import WeightBucket
+from areal_like.engines.base import PackedTensors, TensorPlace, WeightBucket
 from areal_like.engines.megatron.bridges.base import Bridge
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.values import export_value_head
+from areal_like.engines.megatron.weight_copy import Copier, KernelCopier, PieceCopier
+from areal_like.engines.megatron.weight_plan import (
+    PlanError,
+    PlannedBucket,
+    WeightPlan,
+    aligned,
+    make_plan,
+    why_unplanned,
+)
 
-__all__ = ["save_hugging_face_folder", "stream_tensors", "stream_weights", "write_folder"]
+__all__ = ["WeightStream", "save_hugging_face_folder", "stream_tensors", "write_folder"]
 
 BUCKET_BYTES = 256 * 2**20
 SHARD_BYTES = 4 * 2**30
+_CPU = torch.device("cpu")
 _FILES_TO_KEEP = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
-def stream_weights(
-    bridge: Bridge,
-    chunks: list[torch.nn.Module],
-    groups: ModelGroups,
-    *,
-    value: Callable[[torch.nn.Parameter], Tensor] = readable,
-    bucket_bytes: int = BUCKET_BYTES,
-) -> Iterator[WeightBucket]:
-    """All weights under their Hugging Face names; see `stream_tensors`.
+class WeightStream:
+    """The weights of one rank's model as a stream, planned where they can be (`weight_plan`).
 
     Args:
-        value: what a parameter is exported as, from this rank's part of it.
+        chunks: the model's, adapters in them or not.
+        value: what a parameter is exported as where nothing is planned, from this rank's part of it.
+        ready: asked before each bucket is filled; raises when the weights are not on the device.
     """
 
-    def export() -> Iterator[tuple[str, Tensor]]:
-        yield from bridge.export(chunks, value)
-        yield from export_value_head(chunks)
+    def __init__(
+        self,
+        bridge: Bridge,
+        chunks: list[torch.nn.Module],
+        groups: ModelGroups,
+        *,
+        device: torch.device,
+        has_adapters: bool = False,
+        value: Callable[[torch.nn.Parameter], Tensor] = readable,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._bridge, self._chunks, self._groups, self._device = bridge, chunks, groups, device
+        self._value, self._ready = value, ready
+        self._plan: WeightPlan | None = None
+        self._copy_pieces: Copier | None = None
+        self._copy_on_device: Copier | None = None
+        self._buckets: dict[int, list[PlannedBucket]] = {}
+        self.why_unplanned = why_unplanned(groups.mesh, chunks, has_adapters=has_adapters)
+        """Why the bridge exports tensor by tensor in each stream; None where a plan takes its place."""
 
-    return stream_tensors(export, groups, bucket_bytes=bucket_bytes)
+    def buckets(self, *, on_device: bool = False, bucket_bytes: int = BUCKET_BYTES) -> Iterator[WeightBucket]:
+        """See `engines.base.TrainEngine.weights`. A tensor larger than `bucket_bytes` has a bucket of its own."""
+        if self.why_unplanned is None and self._groups.rank != 0:
+            return  # every rank holds all of what rank 0 sends
+        if self.why_unplanned is None and self._plan is None:
+            self._make_plan()
+        if self._plan is None:
+            target = self._device if on_device else _CPU
+            yield from stream_tensors(self._export, self._groups, bucket_bytes=bucket_bytes, target=target)
+            return
+        if bucket_bytes not in self._buckets:
+            self._buckets[bucket_bytes] = self._plan.buckets(bucket_bytes)
+        yield from self._planned(self._buckets[bucket_bytes], on_device)
+
+    def _make_plan(self) -> None:
+        started = time.monotonic()
+        try:
+            self._plan = make_plan(self._export_as, self._chunks)
+        except PlanError as error:
+            self.why_unplanned = str(error)
+            print(f"weights: no plan, {error}", flush=True)
+            return
+        sources, tensors = self._plan.sources, self._plan.tensors
+        self._copy_pieces = PieceCopier(sources)
+        self._copy_on_device = KernelCopier(sources) if self._device.type == "cuda" else self._copy_pieces
+        pieces = sum(len(pieces) for _, pieces in tensors)
+        seconds = time.monotonic() - started
+        print(f"weights: {len(tensors)} tensors planned as {pieces} copies, {seconds:.2f} s", flush=True)
+
+    def _planned(self, buckets: list[PlannedBucket], on_device: bool) -> Iterator[WeightBucket]:
+        """Two buffers: a bucket is being filled while the one before it is used."""
+        to_host = self._device.type == "cuda" and not on_device
+        copy, target = (self._copy_on_device, self._device) if on_device else (self._copy_pieces, _CPU)
+        assert copy is not None
+        buffers = [
+            _buffer(max((b.nbytes for b in buckets[part::2]), default=0), target, pinned=to_host) for part in range(2)
+        ]
+        arrived = [torch.cuda.Event() for _ in range(2)] if to_host else []
+
+        def fill(number: int) -> None:
+            self._ready()
+            copy(buckets[number], buffers[number % 2][: buckets[number].nbytes])
+            if to_host:
+                arrived[number % 2].record()
+
+        for number, bucket in enumerate(buckets):
+            if number == 0:
+                fill(0)
+            if number + 1 < len(buckets):
+                fill(number + 1)
+            if to_host:
+                arrived[number % 2].synchronize()
+            yield WeightBucket(PackedTensors(buffers[number % 2][: bucket.nbytes], bucket.layout))
+
+    def _export(self) -> Iterator[tuple[str, Tensor]]:
+        return self._export_as(self._value)
+
+    def _export_as(self, value: Callable[[torch.nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield from self._bridge.export(self._chunks, value)
+        yield from export_value_head(self._chunks, value)
 
 
 def stream_tensors(
-    export: Callable[[], Iterator[tuple[str, Tensor]]], groups: ModelGroups, *, bucket_bytes: int = BUCKET_BYTES
+    export: Callable[[], Iterator[tuple[str, Tensor]]],
+    groups: ModelGroups,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    target: torch.device = _CPU,
 ) -> Iterator[WeightBucket]:
-    """What the stages export, on the CPU, on rank 0; other ranks yield nothing. Collective.
+    """What the stages export, tensor by tensor, on rank 0; other ranks yield nothing. Collective.
 
-    Stage after stage: the ranks of a stage put their shards together, and one of them hands the buckets to rank 0. At
-    no time does a rank hold more than one bucket beside its own weights.
+    Stage after stage: the ranks of a stage put their shards together, and one of them hands the buckets to rank 0
+    through host memory. At no time does a rank hold more than one bucket beside its own weights.
 
     Args:
         export: whole tensors of this rank's stage, by name; called once, on every rank of the stage.
+        target: where rank 0 gets them.
     """
     mesh, rank = groups.mesh, groups.rank
     mine = mesh.coordinates(rank).pp
     for stage in range(mesh.size("pp")):
         sender = mesh.rank(dp=0, tp=0, pp=stage, cp=0)
         if stage == mine:
-            for bucket in _buckets(export(), bucket_bytes, keep=rank == sender):
+            if rank not in (0, sender):
+                for _ in export():  # its part in what the ranks of the stage do together
+                    pass
+                continue
+            for bucket in _packed(export(), bucket_bytes, target if rank == 0 else _CPU):
                 if rank == 0:
                     yield WeightBucket(bucket)
-                elif rank == sender:
+                else:
                     _send(bucket)
-            if rank == sender and rank != 0:
+            if rank != 0:
                 _send(None)
         elif rank == 0:
-            while (received := _receive(sender)) is not None:
-                yield WeightBucket(received)
+            buffer = torch.empty(0, dtype=torch.uint8)
+            while (layout := _receive_layout(sender)) is not None:
+                size = aligned(layout[-1].offset + layout[-1].nbytes)
+                if size > buffer.numel():
+                    buffer = torch.empty(size, dtype=torch.uint8)
+                dist.recv(buffer[:size], src=sender)
+                yield WeightBucket(PackedTensors(buffer[:size].to(target), layout))
 
 
-def _buckets(tensors: Iterator[tuple[str, Tensor]], limit: int, *, keep: bool) -> Iterator[dict[str, Tensor]]:
-    bucket: dict[str, Tensor] = {}
+def _packed(tensors: Iterator[tuple[str, Tensor]], limit: int, target: torch.device) -> Iterator[PackedTensors]:
+    """Copies in one buffer, which each bucket overwrites."""
+    buffer = torch.empty(0, dtype=torch.uint8)
+    layout: list[TensorPlace] = []
     size = 0
     for name, tensor in tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        if bucket and size + nbytes > limit:
-            yield bucket
-            bucket, size = {}, 0
-        # A copy: the receiver may keep it while the optimizer changes the parameter.
-        bucket[name] = tensor.to("cpu", copy=True).contiguous() if keep else tensor.new_empty(0)
-        size += nbytes
-    if bucket:
-        yield bucket
+        place = TensorPlace(name, tuple(tensor.shape), tensor.dtype, size)
+        if layout and size + place.nbytes > limit:
+            yield _arrived(buffer[:size], layout)
+            layout, size, place = [], 0, replace(place, offset=0)
+        if size + place.nbytes > buffer.numel():  # at the beginning, or for a tensor that is larger than all before it
+            buffer = _buffer(aligned(max(limit, place.nbytes)), target, pinned=tensor.is_cuda)
+        layout.append(place)
+        PackedTensors(buffer, [place])[name].copy_(tensor, non_blocking=True)
+        size = aligned(size + place.nbytes)
+    if layout:
+        yield _arrived(buffer[:size], layout)
 
 
-def _send(bucket: dict[str, Tensor] | None) -> None:
-    header = None if bucket is None else [(name, list(t.shape), t.dtype) for name, t in bucket.items()]
-    dist.send_object_list([header], dst=0, device=torch.device("cpu"))
-    for tensor in (bucket or {}).values():
-        dist.send(tensor.view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8), dst=0)
+def _arrived(buffer: Tensor, layout: list[TensorPlace]) -> PackedTensors:
+    if buffer.device.type == "cpu" and buffer.is_pinned():
+        torch.cuda.current_stream().synchronize()
+    return PackedTensors(buffer, layout)
 
 
-def _receive(sender: int) -> dict[str, Tensor] | None:
+def _buffer(size: int, device: torch.device, *, pinned: bool) -> Tensor:
+    """uint8 `[size]`; `pinned` says of a buffer in host memory that a GPU writes into it."""
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned and device.type == "cpu")
+
+
+def _send(bucket: PackedTensors | None) -> None:
+    dist.send_object_list([bucket and bucket.layout], dst=0, device=_CPU)
+    if bucket is not None:
+        dist.send(bucket.buffer, dst=0)
+
+
+def _receive_layout(sender: int) -> tuple[TensorPlace, ...] | None:
     box: list[Any] = [None]
-    dist.recv_object_list(box, src=sender, device=torch.device("cpu"))
-    if box[0] is None:
-        return None
-    bucket = {}
-    for name, shape, dtype in box[0]:
-        tensor = torch.empty(shape, dtype=dtype)
-        dist.recv(tensor.view(torch.uint8) if tensor.ndim else tensor.reshape(1).view(torch.uint8), src=sender)
-        bucket[name] = tensor
-    return bucket
+    dist.recv_object_list(box, src=sender, device=_CPU)
+    layout: tuple[TensorPlace, ...] | None = box[0]
+    return layout
 
 
 def save_hugging_face_folder(
@@ -180,7 +284,7 @@ def _write(
 
     for bucket in buckets:
         for name, tensor in bucket.tensors.items():
-            pending[name] = tensor
+            pending[name] = tensor.clone()  # the next bucket may overwrite it
             size += tensor.numel() * tensor.element_size()
         if size >= SHARD_BYTES:
             flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -133,9 +133,9 @@ class GpuHost:
         return {name: os.environ.get(name) for name in deterministic_environment()}
 
     def _exported(self) -> dict[str, Tensor]:
-        return {n: t for bucket in self._buckets() for n, t in bucket.items()}
+        return {n: t.clone() for bucket in self._buckets() for n, t in bucket.items()}
 
-    def _buckets(self) -> Iterator[dict[str, Tensor]]:
+    def _buckets(self) -> Iterator[Mapping[str, Tensor]]:
         for bucket in self.engine.weights():
             yield bucket.tensors
 

@@ -95,8 +95,8 @@ class EngineHost:
         """What a function of a module of this folder says about the engine."""
         return function(self.engine, *args)
 
-    def weights(self) -> Iterator[WeightBucket]:
-        yield from self.engine.weights()
+    def weights(self, **options: Any) -> Iterator[WeightBucket]:
+        yield from self.engine.weights(**options)
 
     def adapter_weights(self) -> Iterator[WeightBucket]:
         yield from self.engine.adapter_weights()
@@ -124,8 +124,7 @@ class EngineHost:
 
     def bucket_sizes(self, limit: int) -> list[tuple[int, list[str]]]:
         """Bytes and names of each bucket of a stream of small buckets (rank 0 alone has any)."""
-        engine = self.engine
-        stream = weights.stream_weights(engine.bridge, engine.modules, engine.groups, bucket_bytes=limit)
+        stream = self.engine.weight_stream.buckets(bucket_bytes=limit)
         return [(sum(t.numel() * t.element_size() for t in b.tensors.values()), list(b.tensors)) for b in stream]
 
     def layer_numbers(self) -> list[list[int]]:
