@@ -149,25 +149,25 @@ def why_unplanned(mesh: Mesh, chunks: Sequence[torch.nn.Module], *, has_adapters
 
 
 def make_plan(export: Export, chunks: Sequence[torch.nn.Module]) -> WeightPlan:
-    """Run the export three times: for rows, for places in rows, and to compare the plan with the real values.
+    """Run three exports side by side: of rows, of places in rows, and of the values, to compare the plan with.
 
     Raises:
         PlanError: a tensor is not made of whole pieces of parameters, or is not what its pieces are.
     """
     sources = _Sources(chunks)
+    tensors: dict[str, tuple[TensorPlace, tuple[Piece, ...]]] = {}
+    exports = (export(sources.rows), export(sources.columns), export(readable))
     try:
-        rows = {name: tensor.detach() for name, tensor in export(sources.rows)}
-        columns = {name: tensor.detach() for name, tensor in export(sources.columns)}
-    except (RuntimeError, TypeError, NotImplementedError) as error:
+        for (name, rows), (_, columns), (same_name, values) in zip(*exports, strict=True):
+            if name != same_name or name in tensors:
+                raise PlanError(f"{name} is exported twice, or not always")
+            pieces = sources.pieces(name, rows, columns)
+            place = TensorPlace(name, tuple(rows.shape), sources.all[pieces[0].source].dtype, 0)
+            _compare(place, pieces, sources.all, values)
+            tensors[name] = place, pieces
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise PlanError(f"the bridge cannot export whole numbers: {error}") from error
-    tensors = []
-    for name, its_rows in rows.items():
-        pieces = sources.pieces(name, its_rows, columns[name])
-        dtype = sources.all[pieces[0].source].dtype
-        tensors.append((TensorPlace(name, tuple(its_rows.shape), dtype, 0), pieces))
-    plan = WeightPlan(tuple(sources.all), tuple(tensors))
-    _compare(plan, export(readable))
-    return plan
+    return WeightPlan(tuple(sources.all), tuple(tensors.values()))
 
 
 class _Sources:
@@ -255,33 +255,24 @@ def _distinct(tensor: Tensor) -> Tensor:
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
-def _compare(plan: WeightPlan, exported: Iterator[tuple[str, Tensor]]) -> None:
+def _compare(place: TensorPlace, pieces: Sequence[Piece], sources: Sequence[Source], values: Tensor) -> None:
     """
     Raises:
         PlanError: what the bridge exports is not, byte for byte, what the plan would copy.
     """
-    planned = {place.name: (place, pieces) for place, pieces in plan.tensors}
-    seen = set()
-    for name, tensor in exported:
-        if name not in planned or name in seen:
-            raise PlanError(f"{name} was not exported, or twice")
-        seen.add(name)
-        place, pieces = planned[name]
-        if tensor.dtype != place.dtype or tuple(tensor.shape) != place.shape:
-            raise PlanError(f"{name} is exported as {tensor.dtype} of {tuple(tensor.shape)}")
-        whole, filled = as_bytes(tensor.contiguous()), 0
-        for piece in pieces:
-            source = as_bytes(plan.sources[piece.source].checked())
-            for first in range(0, piece.nbytes, COMPARED_AT_ONCE):
-                size = min(COMPARED_AT_ONCE, piece.nbytes - first)
-                ours = source[piece.start + first :][:size]
-                if piece.offset != filled or not torch.equal(ours, whole[filled : filled + size]):
-                    raise PlanError(f"{name} is not a copy of what the plan found it to be")
-                filled += size
-        if filled != place.nbytes:
-            raise PlanError(f"{name} has {place.nbytes} bytes of which the plan fills {filled}")
-    if len(seen) != len(planned):
-        raise PlanError("the bridge exports other tensors than before")
+    if values.dtype != place.dtype or tuple(values.shape) != place.shape:
+        raise PlanError(f"{place.name} is exported as {values.dtype} of {tuple(values.shape)}")
+    whole, filled = as_bytes(values.contiguous()), 0
+    for piece in pieces:
+        source = as_bytes(sources[piece.source].checked())
+        for first in range(0, piece.nbytes, COMPARED_AT_ONCE):
+            size = min(COMPARED_AT_ONCE, piece.nbytes - first)
+            ours = source[piece.start + first :][:size]
+            if piece.offset + first != filled or not torch.equal(ours, whole[filled : filled + size]):
+                raise PlanError(f"{place.name} is not a copy of what the plan found it to be")
+            filled += size
+    if filled != place.nbytes:
+        raise PlanError(f"{place.name} has {place.nbytes} bytes of which the plan fills {filled}")
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

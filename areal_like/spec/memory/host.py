@@ -3,7 +3,7 @@
 processes        3 GiB a rank          Python, torch, CUDA's part in the host and pinned buffers: a round figure
 load             the largest tensor    read lazily from the checkpoint, once a rank, and cut (fused pairs: twice)
 weight transfer  two buckets on rank 0 and one on each sender; the rollout engine takes them one by one
-checkpoint       one file and a bucket on rank 0, of a Hugging Face folder
+checkpoint       one file and two buckets on rank 0, of a Hugging Face folder
 recovery         what each rank stores of a recovery checkpoint, see `recovery`
 offload          a copy of the parameters and optimizer states that leave the GPUs. It is made by the first offload and
                  kept for the next, so every phase but the load has it; gradients need none
@@ -42,7 +42,7 @@ def host_memory(
     found = {
         "load": processes + ranks * 2 * tensor,
         "weight transfer": processes + copies + min(3 * bucket, 3 * weights),
-        "checkpoint": processes + copies + min(transfer.SHARD + bucket, 2 * weights),
+        "checkpoint": processes + copies + min(transfer.SHARD + 2 * bucket, 2 * weights),
     }
     if job.recovery:
         found["recovery checkpoint"] = processes + copies + held_on_first_node(spec, allocation, job)

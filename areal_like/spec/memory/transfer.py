@@ -1,8 +1,9 @@
 """Weights on their way out, to the rollout engine and into a folder (`engines/megatron/{weights,bridges/mbridge}.py`).
 
-A rank exports one parameter at a time. Its shards are gathered over tensor ranks and put together: twice the whole
-tensor. One expert is put together over expert tensor ranks and gathered over the e expert ranks: (e + 1) whole experts
-and, where it was split, one more. Whole tensors are copied to the host one by one; a bucket of 256 MiB collects there.
+A rank that holds whole tensors copies them to the host as they are. Otherwise it exports one parameter at a time: its
+shards are gathered over tensor ranks and put together, twice the whole tensor. One expert is put together over expert
+tensor ranks and gathered over the e expert ranks: (e + 1) whole experts and, where it was split, one more. A
+bucket of 256 MiB is filled on the host.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import nn
 
 from areal_like.alloc import ModelAllocation
 from areal_like.engines.base import PackedTensors, TensorPlace, WeightBucket
-from areal_like.engines.megatron import weight_copy
+from areal_like.engines.megatron import weight_copy, weight_plan
 from areal_like.engines.megatron.weight_copy import TILE, KernelCopier, PieceCopier, tiles
 from areal_like.engines.megatron.weight_plan import (
     Piece,
@@ -124,7 +124,10 @@ class Holder(nn.Module):
 
 
 def planned(holder, export):
-    return make_plan(lambda value: iter(export(holder, value).items()), [holder])
+    def run(value):
+        yield from export(holder, value).items()
+
+    return make_plan(run, [holder])
 
 
 def replay(plan, copier=PieceCopier, limit=10**6):
@@ -147,7 +150,8 @@ def interleaved(h, value):
     return tensors | {f"{e}.up": experts[e][2:] for e in (2, 0, 1)} | {"cut": value(h.matrix)[:11]}
 
 
-def test_a_plan_holds_the_pieces():
+def test_a_plan_holds_the_pieces(monkeypatch):
+    monkeypatch.setattr(weight_plan, "COMPARED_AT_ONCE", 16)
     holder = Holder()
     plan = planned(holder, interleaved)
     by_name = {place.name: (place, pieces) for place, pieces in plan.tensors}
@@ -191,6 +195,7 @@ def test_a_plan_holds_the_pieces():
         (lambda h, value: {"x": torch.cat([value(h.matrix), value(h.experts)[0]])}, "x is made of several types"),
         (lambda h, value: {"x": value(h.matrix)[:1].expand(12, 5)}, "x has 240 bytes of which the plan fills 20"),
         (lambda h, value: {"x": torch.sigmoid(value(h.vector))}, "x is converted to another type"),
+        (lambda h, value: {"x" if value(h.vector).is_floating_point() else "y": value(h.vector)}, "y is exported"),
     ],
 )
 def test_what_is_no_copy_of_rows_is_not_planned(export, reason):
