@@ -32,6 +32,7 @@ BROUGHT_IN = {
     "pyarrow": "datasets",
     "pydantic-core": "pydantic",
     "tokenizers": "transformers",
+    "triton": "torch",
 }
 """Imported here, declared by a declared dependency that cannot do without: name, by whom."""
 NOT_IMPORTED = {"einops": "mbridge imports it", "tensorboard": "torch.utils.tensorboard writes with it"}

@@ -102,6 +102,6 @@ def copy_tiles(rows: Tensor, buffer: Tensor) -> None:
 
 
 def _kernel() -> Any:
-    from areal_like.engines.megatron.copy_kernel import copy_tiles_kernel  # Triton is there where CUDA is
+    from areal_like.engines.megatron.kernels.copy_tiles import copy_tiles_kernel  # Triton is there where CUDA is
 
     return copy_tiles_kernel

@@ -309,11 +309,13 @@ def check_copier(device, offsets=None, shift=0):
 @pytest.mark.parametrize("shift", [0, 16, 5])
 def test_the_kernel_as_triton_interprets_it(monkeypatch, shift):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.delitem(sys.modules, "areal_like.engines.megatron.copy_kernel", raising=False)
+    monkeypatch.delitem(sys.modules, "areal_like.engines.megatron.kernels.copy_tiles", raising=False)
     try:
         check_copier("cpu", shift=shift)
     finally:
-        del sys.modules["areal_like.engines.megatron.copy_kernel"]  # no later test is to have the interpreted one
+        del sys.modules[
+            "areal_like.engines.megatron.kernels.copy_tiles"
+        ]  # no later test is to have the interpreted one
 
 
 gpu = pytest.mark.gpu
