@@ -93,7 +93,10 @@ class Case:
     seq: int
     micro: int = 2
     changes: dict[str, Any] = field(default_factory=dict)
-    """Of `MemoryJob`: recompute, temperature, entropy, optimizer."""
+    """Of `MemoryJob`: recompute, optimizer."""
+    temperature: float = 1.0
+    entropy: str = "none"
+    """Whether the entropy is computed ("report"), and has a gradient ("loss")."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ CASES = (
     Case("qwen2.5, one micro-batch", QWEN25, 4, 16384, 2048, 1),
     Case("qwen2.5, full recompute", QWEN25, 12, 16384, 2048, 2, {"recompute": "full"}),
     Case("qwen2.5, selective recompute", QWEN25, 8, 8192, 2048, 2, {"recompute": "selective"}),
-    Case("qwen2.5, temperature, entropy", QWEN25, 4, 8192, 1024, 2, {"temperature": 0.7, "entropy": "loss"}),
+    Case("qwen2.5, temperature, entropy", QWEN25, 4, 8192, 1024, 2, temperature=0.7, entropy="loss"),
     Case("qwen2.5, not trained", QWEN25, 12, 8192, 1024, 2, {"optimizer": None}),
     Case("qwen3, 12 layers", QWEN3, 12, 8192, 2048),
     Case("llama, 32,000 words", LLAMA, 12, 16384, 2048),
@@ -305,16 +308,15 @@ def measure(case: Case) -> dict[str, Any]:
         engine = make_engine(case, folder)
         engine.initialize()
         batch, peaks = make_batch(case), {}
-        entropy = case.changes.get("entropy", "none")
-        options = {"temperature": case.changes.get("temperature", 1.0), "entropy": entropy != "none"}
+        options: dict[str, Any] = {"temperature": case.temperature, "entropy": case.entropy != "none"}
         if engine.optimizer is not None:
             from areal_like.algorithms import GRPOLoss
 
             loss = GRPOLoss(
                 use_decoupled_loss=True,
-                temperature=options["temperature"],
-                report_entropy=entropy == "report",
-                entropy_coefficient=0.01 if entropy == "loss" else 0.0,
+                temperature=case.temperature,
+                report_entropy=case.entropy == "report",
+                entropy_coefficient=0.01 if case.entropy == "loss" else 0.0,
             )
             peaks["update"] = peak(torch, lambda: engine.train_batch(batch, loss))
         peaks["log-probs"] = peak(torch, lambda: engine.forward(batch, **options))

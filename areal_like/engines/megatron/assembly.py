@@ -23,6 +23,7 @@ from areal_like.engines.megatron.optimizer import (
     shards_optimizer,
     wrap_for_data_parallel,
 )
+from areal_like.engines.megatron.output_head import attach_log_prob_head
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.settings import has_transformer_engine, transformer_settings
 from areal_like.engines.megatron.values import attach_value_head
@@ -111,6 +112,8 @@ def build_model(
         fp8.follow_groups(modules, groups)
     if config.is_critic:
         attach_value_head(modules, groups.collection.tp, device)
+    else:
+        attach_log_prob_head(modules, bridge.vocab_size)
     moe = MoEOptions(modules, groups, megatron) if spec.is_moe else None
     return BuiltModel(spec, stages, bridge, modules, moe, transformer_engine)
 

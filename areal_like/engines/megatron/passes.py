@@ -17,7 +17,6 @@ from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs
 from areal_like.engines.megatron.communicators import warm_up_neighbours
 from areal_like.engines.megatron.context_parallel import gather_tokens
-from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
 from areal_like.engines.megatron.micro_batches import MicroBatch
 from areal_like.engines.megatron.process_groups import ModelGroups, gather_shards
 
@@ -26,6 +25,11 @@ __all__ = ["ModelPasses"]
 
 def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor | None, **kwargs: Any) -> None:
     finalize_model_grads(model, None, **kwargs)
+
+
+def _hidden_states(*, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+    """What a last stage hands out where the engine calls its head itself: `[tokens, 1, hidden]`."""
+    return hidden_states
 
 
 class ModelPasses:
@@ -37,6 +41,7 @@ class ModelPasses:
         self.chunks, self.groups, self.vocab_size = list(chunks), groups, vocab_size
         self.is_value_model = is_value_model
         self.config = cast(Any, self.chunks[0].config)
+        self._last_module = getattr(self.chunks[-1], "module", self.chunks[-1])  # without the data-parallel wrapper
         pp = groups.mesh.size("pp")
         virtual = self.config.virtual_pipeline_model_parallel_size
         self._schedule = get_forward_backward_func(pp_size=pp, vp_size=virtual)
@@ -75,11 +80,13 @@ class ModelPasses:
 
     def logits(self, micro_batches: list[MicroBatch], *, batch: PackedBatch) -> Tensor:
         """float32 `[tokens, vocabulary]` on every rank: for comparing small models, not for training."""
-        return self._collect(micro_batches, self._read_logits, batch, width=self.vocab_size)
+        return self._collect(micro_batches, self._read_logits, batch, width=self.vocab_size, whole_model=True)
 
-    def _collect(self, micro_batches: list[MicroBatch], read: Any, batch: PackedBatch, *, width: int) -> Tensor:
+    def _collect(
+        self, micro_batches: list[MicroBatch], read: Any, batch: PackedBatch, *, width: int, whole_model: bool = False
+    ) -> Tensor:
         """What `read` gives for the tokens of each micro-batch, put into the order of `batch`: `[tokens, width]`."""
-        results = self._run(micro_batches, read, forward_only=True)
+        results = self._run(micro_batches, read, forward_only=True, whole_model=whole_model)
         values = torch.zeros(batch.input_ids.numel(), width, device=micro_batches[0].input_ids.device)
         if self.groups.is_last_stage:
             starts, lengths = batch.cu_seqlens.tolist(), batch.lengths
@@ -94,10 +101,22 @@ class ModelPasses:
             dist.broadcast(values, src=dist.get_global_rank(group, group.size() - 1), group=group)
         return values.cpu()
 
-    def _run(self, micro_batches: list[MicroBatch], collect: Any, *, forward_only: bool) -> list[Any]:
+    def _run(
+        self, micro_batches: list[MicroBatch], collect: Any, *, forward_only: bool, whole_model: bool = False
+    ) -> list[Any]:
+        """What `collect` makes of the last stage's output for each micro-batch.
+
+        Args:
+            whole_model: the output is that of the model's own head, logits or values; else it is the head's input, so
+                that no schedule holds on to logits.
+        """
+        own_head = whole_model or self.is_value_model
+        options: dict[str, Any] = {} if own_head else {"output_processor": _hidden_states}
+
         def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
             micro_batch = next(iterator)
-            output = model(micro_batch.input_ids, micro_batch.positions, None, packed_seq_params=micro_batch.packed)
+            packed = micro_batch.packed
+            output = model(micro_batch.input_ids, micro_batch.positions, None, packed_seq_params=packed, **options)
             return output, partial(collect, micro_batch)
 
         extra = {"p2p_communicator": self._communicator} if self._communicator else {}
@@ -118,16 +137,21 @@ class ModelPasses:
             )
 
     def _token_outputs(
-        self, micro_batch: MicroBatch, logits: Tensor, temperature: float, entropy: bool
+        self, micro_batch: MicroBatch, output: Tensor, temperature: float, entropy: bool
     ) -> TokenOutputs:
+        """
+        Args:
+            output: hidden states, see `_hidden_states`; of a value model `[1, local tokens, 1]` values.
+        """
         if self.is_value_model:
-            values = self._whole(micro_batch, logits.reshape(-1))
+            values = self._whole(micro_batch, output.reshape(-1))
             return TokenOutputs(log_probs=values.new_empty(0), values=values)
-        log_probs, entropies = vocab_parallel_log_probs(
-            logits.squeeze(0),
-            micro_batch.labels,
-            group=self.groups.collection.tp,
-            vocab_size=self.vocab_size,
+        model: Any = self._last_module
+        shared = model.share_embeddings_and_output_weights
+        log_probs, entropies = model.output_layer(
+            output,
+            weight=model.shared_embedding_or_output_weight() if shared else None,
+            labels=micro_batch.labels,
             temperature=temperature,
             with_entropy=entropy,
         )
@@ -140,9 +164,9 @@ class ModelPasses:
         return micro_batch.to_tokens(gather_tokens(local, self.groups.collection.cp))
 
     def _loss(
-        self, micro_batch: MicroBatch, logits: Tensor, *, loss: Loss, weight: float
+        self, micro_batch: MicroBatch, output: Tensor, *, loss: Loss, weight: float
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        outputs = self._token_outputs(micro_batch, logits, loss.temperature, loss.needs_entropy)
+        outputs = self._token_outputs(micro_batch, output, loss.temperature, loss.needs_entropy)
         if len(micro_batch.batch) == 0:
             # Another rank needs more micro-batches: take part in the communication, contribute nothing.
             total = (outputs.log_probs if outputs.values is None else outputs.values).sum()
@@ -153,9 +177,9 @@ class ModelPasses:
         return total / weight, torch.ones((), dtype=torch.int), {k: v.detach() / weight for k, v in figures.items()}
 
     def _read_tokens(
-        self, micro_batch: MicroBatch, logits: Tensor, non_loss_data: bool = True, *, temperature: float, entropy: bool
+        self, micro_batch: MicroBatch, output: Tensor, non_loss_data: bool = True, *, temperature: float, entropy: bool
     ) -> Tensor:
-        outputs = self._token_outputs(micro_batch, logits, temperature, entropy)
+        outputs = self._token_outputs(micro_batch, output, temperature, entropy)
         second = outputs.entropy if outputs.entropy is not None else torch.zeros_like(outputs.log_probs)
         return torch.stack([outputs.log_probs, second], dim=1)
 

@@ -118,8 +118,6 @@ def _plan(job: Job, role: Role) -> MemoryPlan | None:
         micro_batches=full_groups(role, max(section.mb_spec.n_mbs or 1, ceil(sequences * longest / max(1, tokens)))),
         **memory_options(section, trained=trained),
         offload=frozenset(part for part, away in vars(offload_of(job.config, section)).items() if away),
-        temperature=job.config.actor.temperature,
-        entropy="loss" if trained and job.config.actor.entropy_coeff > 0 else "none",
         gpu_memory=job.cluster.gpu_memory_bytes,
         gpus_per_node=job.cluster.gpus_per_node,
         recovery=trained and is_on(job.config.recover),

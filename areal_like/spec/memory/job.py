@@ -58,8 +58,6 @@ class MemoryJob:
         distributed_optimizer: optimizer state is sharded over data-parallel ranks.
         gradient_accumulation_fusion: products add weight gradients to the buffer (TransformerEngine's layers).
         grad_reduce_in_fp32: gradients are kept in float32 whatever the dtype.
-        temperature: of the log-probabilities; other than 1 it costs one more float32 chunk.
-        entropy: "none", "report" (a figure), or "loss" (it has a gradient).
         imbalance: rows that the busiest expert rank receives, as a multiple of the mean. None: 1 when a rank holds all
             experts (then it is exact), else `activations.IMBALANCE`.
         offload: what leaves the GPU while the model does not need it: "parameters", "gradients", "optimizer".
@@ -89,8 +87,6 @@ class MemoryJob:
     distributed_optimizer: bool = True
     gradient_accumulation_fusion: bool = True
     grad_reduce_in_fp32: bool = True
-    temperature: float = 1.0
-    entropy: Literal["none", "report", "loss"] = "none"
     imbalance: float | None = None
     offload: frozenset[str] = frozenset()
     transformer_engine: bool = True

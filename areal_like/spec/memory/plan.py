@@ -194,12 +194,9 @@ class _Trainer:
     def resident(self) -> dict[str, int]:
         """What stays between phases once a step has been made."""
         a = self.allocation
-        gathered = logits.gathered_hidden(self.spec, a, self.job) if self.is_last else 0
         return {
             **self.states(),
-            "workspaces": overhead.workspaces(self.spec, self.job)
-            + overhead.dummy_gradients(self.spec, a, self.job)
-            + gathered,
+            "workspaces": overhead.workspaces(self.spec, self.job) + overhead.dummy_gradients(self.spec, a, self.job),
             "CUDA context": overhead.CUDA_CONTEXT,
             "communicators": overhead.communicators(a.dp, a.tp, a.pp, a.cp, a.ep, a.etp),
         }
@@ -220,19 +217,20 @@ class _Trainer:
         return Phase("load", parts)
 
     def log_probs(self) -> Phase:
-        """A pass without gradients: the fullest layer, or on the last stage the logits."""
+        """A pass without gradients: the fullest layer, or on the last stage the head."""
         spec, allocation, job = self.spec, self.allocation, self.job
         parts = self.present("parameters") | {"batch": overhead.batch(spec, job)}
-        forward, end = max(chunk.forward for chunk in self.chunks), self.chunks[-1].boundary
-        parts["activations"] = forward + self.tables
+        forward, tables = max(chunk.forward for chunk in self.chunks), self.tables
+        parts["activations"] = forward + tables
         if self.is_last:
-            size = logits.logits(spec, allocation, job)
-            chunks = logits.chunks(spec, allocation, job, backward=False)
-            # Those of the pass before; the interleaved schedule lets go of them.
-            parts["logits"] = size if job.micro_batches > 1 and allocation.vpp == 1 else 0
-            if size + chunks + end >= forward:
-                parts["logits"] += size
-                parts |= {"activations": end + self.tables, "log-prob chunks": chunks}
+            boundary = self.chunks[-1].boundary
+            # The schedule holds the output of the pass before; the interleaved one lets go of it.
+            before = boundary if job.micro_batches > 1 and allocation.vpp == 1 else 0
+            end = boundary + logits.gathered_hidden(spec, allocation, job)
+            made = logits.chunk(spec, allocation, job) + logits.statistics(allocation, job)
+            parts["activations"] += before
+            if end + made >= forward:
+                parts |= {"activations": end + tables + before, "logits": made}
         return Phase("log-probs", parts)
 
     def update(self) -> Phase:
@@ -245,17 +243,20 @@ class _Trainer:
         return Phase("update", resident | passes | {"gradients in float32": max(0, made - sum(passes.values()))})
 
     def _backward(self, moment: schedule.Moment) -> dict[str, int]:
-        """A backward pass where it begins (at the end of the model: with the logits), or in its first layer."""
+        """A backward pass where it begins (at the end of the model: in the head), or in its first layer."""
         chunk, is_end = self.chunks[moment.chunk], self.is_last and moment.chunk == len(self.chunks) - 1
+        spec, allocation, job = self.spec, self.allocation, self.job
         kept = activations.kept(self.chunks, moment, has_head=self.is_last)
-        kept += self.tables if self.job.recompute == "full" else 0
+        kept += self.tables if job.recompute == "full" else 0
         in_layer = chunk.backward + chunk.again
-        if is_end:
-            size, norm = logits.logits(self.spec, self.allocation, self.job), 2 * chunk.boundary
-            chunks = logits.chunks(self.spec, self.allocation, self.job, backward=True)
-            if norm + 2 * size + chunks >= in_layer:
-                return {"activations": kept + norm, "logits": 2 * size, "log-prob chunks": chunks}
-        return {"activations": kept + in_layer}
+        if not is_end:
+            return {"activations": kept + in_layer}
+        norm = 2 * chunk.boundary + logits.gathered_hidden(spec, allocation, job)
+        size = logits.logits(spec, allocation, job) + logits.statistics(allocation, job)
+        gradients, waiting = logits.gradients(spec, allocation, job), logits.waiting_gradient(spec, allocation, job)
+        if norm + size + gradients >= in_layer + waiting:
+            return {"activations": kept + norm, "logits": size, "head gradients": gradients}
+        return {"activations": kept + in_layer, "head gradients": waiting}
 
     @property
     def tables(self) -> int:

@@ -23,7 +23,7 @@ ORDER = (
     "KV cache",
     "activations",
     "logits",
-    "log-prob chunks",
+    "head gradients",
     "export",
     "batch",
     "workspaces",

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.tensor_parallel import ColumnParallelLinear, get_cuda_rng_tracker
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from areal_like.algorithms.sft import SFTLoss
@@ -28,7 +29,7 @@ from areal_like.engines.megatron.checkpoint.model_state import sharded_model
 from areal_like.engines.megatron.checkpoint.optimizer_state import create_moments
 from areal_like.engines.megatron.checkpoint.writer import Writing
 from areal_like.engines.megatron.engine import MegatronEngine
-from areal_like.engines.megatron.log_probs import vocab_parallel_log_probs
+from areal_like.engines.megatron.output_head import LogProbHead, token_log_probs
 
 
 class TwoEngines:
@@ -298,22 +299,74 @@ class EngineHost:
             )
 
     def log_probs(
-        self, whole: Tensor, labels: Tensor, weights: Tensor, vocab_size: int, temperature: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, entropies, and the gradient of their weighted sum, from this rank's columns of `whole`."""
-        columns = whole.shape[1] // dist.get_world_size()
-        start = dist.get_rank() * columns
-        logits = whole[:, start : start + columns].clone().requires_grad_(True)
-        values, entropy = vocab_parallel_log_probs(
-            logits,
-            labels,
-            group=dist.group.WORLD,
-            vocab_size=vocab_size,
-            temperature=temperature,
-            with_entropy=True,
-        )
+        self, hidden: Tensor, whole: Tensor, labels: Tensor, weights: Tensor, vocab_size: int, temperature: float
+    ) -> dict[str, Tensor]:
+        """Log-probabilities and entropies from this rank's rows of the head's weight `whole`, and the gradients of
+        their weighted sum; "chunked": the same without gradient, in chunks of 128 tokens."""
+        rows = whole.shape[0] // dist.get_world_size()
+        start = dist.get_rank() * rows
+        hidden = hidden.clone().requires_grad_(True)
+        weight = whole[start : start + rows].clone().requires_grad_(True)
+        options = {
+            "group": dist.group.WORLD,
+            "vocab_size": vocab_size,
+            "temperature": temperature,
+            "with_entropy": True,
+        }
+        values, entropy = token_log_probs(hidden, weight, labels, **options)
         (weights[0] * values + weights[1] * entropy).sum().backward()
-        return values.detach(), entropy.detach(), logits.grad
+        found = {"values": values.detach(), "entropy": entropy.detach(), "hidden": hidden.grad, "weight": weight.grad}
+        with torch.no_grad():
+            chunked = token_log_probs(hidden, weight, labels, **options, chunk_bytes=1)
+        return found | {"chunked": torch.stack(chunked)}
+
+    def head(
+        self, hidden: Tensor, whole: Tensor, labels: Tensor, weights: Tensor, sequence_parallel: bool, frozen: bool
+    ) -> tuple[Tensor, Tensor | None, str, list[int]]:
+        """The gradients of hidden states (whole) and of this rank's rows of the weight through Megatron's output layer
+        that became a head; what a second backward pass says; the shape of its logits."""
+        cpu.install()
+        if parallel_state._GLOBAL_MEMORY_BUFFER is None:
+            parallel_state._set_global_memory_buffer()  # of Megatron's own sequence-parallel product
+        size, rank = dist.get_world_size(), dist.get_rank()
+        config = TransformerConfig(
+            num_layers=1,
+            hidden_size=hidden.shape[1],
+            num_attention_heads=size,
+            tensor_model_parallel_size=size,
+            sequence_parallel=sequence_parallel,
+            use_cpu_initialization=True,
+            gradient_accumulation_fusion=False,
+        )
+        layer = ColumnParallelLinear(
+            hidden.shape[1],
+            whole.shape[0],
+            config=config,
+            init_method=torch.nn.init.zeros_,
+            bias=False,
+            tp_group=dist.group.WORLD,
+        )
+        layer.weight.data.copy_(whole.chunk(size)[rank])
+        layer.weight.requires_grad_(not frozen)
+        head = LogProbHead.become(layer, whole.shape[0])
+        mine = hidden.chunk(size)[rank] if sequence_parallel else hidden
+        mine = mine[:, None].clone().requires_grad_(True)
+        values, entropy = head(mine, labels=labels, with_entropy=True)
+        total = (weights[0] * values + weights[1] * entropy).sum()
+        total.backward(retain_graph=True)
+        try:
+            total.backward()
+            second = ""
+        except RuntimeError as error:
+            second = str(error)
+        gradient = mine.grad[:, 0]
+        if sequence_parallel:
+            shards = [torch.empty_like(gradient) for _ in range(size)]
+            dist.all_gather(shards, gradient.contiguous())
+            gradient = torch.cat(shards)
+        with torch.no_grad():
+            shape = list(head(mine)[0].shape)
+        return gradient, layer.weight.grad, second, shape
 
     def uneven(self) -> tuple[list[Tensor], Tensor]:
         """The two uneven collectives that gloo lacks: rank r has r + 1 rows."""

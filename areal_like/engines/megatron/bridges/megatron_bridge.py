@@ -27,6 +27,7 @@ from areal_like.engines.megatron.bridges.reading import FolderMapping, each_rank
 from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge, quiet
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
+from areal_like.engines.megatron.output_head import LogProbHead
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.router import PackedRouter
 from areal_like.spec import ModelSpec
@@ -68,6 +69,7 @@ class MegatronBridge:
 
         # It knows by the name of a class how its parameters are split.
         AutoMapping.register_module_type(PackedRouter.__name__, "replicated")
+        AutoMapping.register_module_type(LogProbHead.__name__, "column")
         self.spec = ModelSpec.from_path(path)
         self._hf_config = AutoConfig.from_pretrained(path)
         source: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(self._hf_config), None)
