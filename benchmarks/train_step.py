@@ -32,7 +32,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -307,15 +307,10 @@ def _predicted(a: argparse.Namespace, config: Any, spec: Any, micro_batches: int
     from areal_like.preflight.memory_options import memory_options
     from areal_like.spec.memory import GIB, MemoryJob, predict
 
-    entropy: Literal["none", "report", "loss"] = (
-        "loss" if config.entropy_coeff > 0 else "report" if a.entropy else "none"
-    )
     job = MemoryJob(
         micro_tokens=a.micro * a.tokens // micro_batches,
         seq=a.seq,
         micro_batches=micro_batches,
-        temperature=config.temperature,
-        entropy=entropy,
         **memory_options(config, trained=True),
     )
     plan = predict(spec, ModelAllocation.parse(config.backend), job)

@@ -182,3 +182,24 @@ def test_training_on_a_small_length_mix(tmp_path):
     weights = 2 * 1536 * 1536 + 2 * 1536 * 256 + 3 * 1536 * 8960 + 1536 * 151936
     flops = 3 * (2 * weights + 4 * 1536 * 40) * even["tokens"]
     assert even["tflops"] == pytest.approx(flops / even["step_s"] / 1e12, abs=0.06)
+
+
+@pytest.mark.slow
+def test_the_log_probability_pass(tmp_path):
+    """Small, on the CPU: the figures say the same as their table, and the three heads' log-probabilities agree."""
+    out = tmp_path / "figures.json"
+    small = ["--layers", "1", "--tokens", "64", "--seq", "16", "--steps", "1", "--matmul", "64", "--vocabulary", "999"]
+    done = call("log_probs.py", "--device", "cpu", *small, "--json", str(out), timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(out.read_text())
+    (row,) = figures["pass"]
+    weights = 2 * 1536 * 1536 + 2 * 1536 * 256 + 3 * 1536 * 8960 + 1536 * 999
+    flops = (2 * weights + 4 * 1536 * 8) * 128
+    assert row["tflops"] == pytest.approx(flops / row["ms"] / 1e9, rel=0.02)
+    assert row["share"] == pytest.approx(row["tflops"] / row["matmul_tflops"])
+    assert f"| dense, 64 | {row['ms']:.1f} |" in done.stdout and not row["transformer_engine"]
+    heads = figures["head"]
+    assert set(heads) == {"areal_like", "torch"} and heads["torch"]["difference"] < 1e-4
+    ratio = heads["torch"]["both_ms"] / heads["areal_like"]["both_ms"]
+    assert f"| torch | {heads['torch']['forward_ms']:.2f} |" in done.stdout and f"| {ratio:.2f} |" in done.stdout
+    assert {"date", "machine", "torch", "megatron-core"} <= set(figures)

@@ -235,8 +235,8 @@ def _told_elsewhere(parameter: Tensor) -> Tensor | None:
     """What autograd gets for a gradient that is in `main_grad` already.
 
     As `LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core 0.19.2 has it: Megatron's data-parallel hook
-    has to see a gradient, whose values it does not read. A weight that is also the embedding's (`zero_out_wgrad`) gets one
-    from there, whose values count: nothing may be added to it.
+    has to see a gradient, whose values it does not read. A weight that is also the embedding's (`zero_out_wgrad`) gets
+    one from there, whose values count: nothing may be added to it.
     """
     if not hasattr(parameter, "grad_added_to_main_grad"):
         return None

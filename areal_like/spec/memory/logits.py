@@ -54,8 +54,8 @@ def statistics(allocation: ModelAllocation, job: MemoryJob) -> int:
 def gradients(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> int:
     """Bytes of the gradients of hidden states and weight, at their fullest, above those of the logits.
 
-    A product that adds to the buffer of gradients makes none of the weight. Where only the head uses the weight, autograd
-    then gets an empty one, after the logits have gone.
+    A product that adds to the buffer of gradients makes none of the weight. Where only the head uses the weight,
+    autograd then gets an empty one, after the logits have gone.
     """
     hidden, weight = _tokens(allocation, job) * spec.hidden_size * job.element, _weight(spec, allocation, job)
     if not job.fuses_gradients:
