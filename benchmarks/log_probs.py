@@ -153,6 +153,7 @@ def heads(a: argparse.Namespace, tokens: int, folder: str) -> dict[str, dict[str
     from areal_like.engines.megatron.output_head import token_log_probs
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/heads", rank=0, world_size=1)
+    world: Any = dist.group.WORLD
     width = SHAPES[a.model]["hidden_size"]
     dtype = torch.bfloat16 if a.device == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)
@@ -163,7 +164,7 @@ def heads(a: argparse.Namespace, tokens: int, folder: str) -> dict[str, dict[str
     labels = torch.randint(0, a.vocabulary, (tokens,), generator=generator).to(a.device)
 
     def ours() -> torch.Tensor:
-        return token_log_probs(hidden, weight, labels, group=dist.group.WORLD, vocab_size=a.vocabulary)[0]
+        return token_log_probs(hidden, weight, labels, group=world, vocab_size=a.vocabulary)[0]
 
     def plain() -> torch.Tensor:
         return F.linear(hidden, weight).float().log_softmax(-1).gather(1, labels[:, None])[:, 0]
@@ -244,8 +245,8 @@ def pass_table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     return lines + [
         f"| {r['model']}, {r['tokens']:,} | {r['ms']:.1f} | {r['head_ms']:.1f} | {r['tokens_s']:,.0f} "
-        f"| {r['tflops']:.4g} | {r['matmul_tflops']:.4g} | {r['share']:.3f} | {r['peak_gib']:.2f} | {r['above_weights_gib']:.2f} "
-        f"| {r['head_gib']:.2f} |"
+        f"| {r['tflops']:.4g} | {r['matmul_tflops']:.4g} | {r['share']:.3f} | {r['peak_gib']:.2f} "
+        f"| {r['above_weights_gib']:.2f} | {r['head_gib']:.2f} |"
         for r in rows
     ]
 
