@@ -65,9 +65,9 @@ def row_statistics(
         out: float32 `[4, tokens]`; z_y is 0 where the label is another rank's, w where it was not asked for.
     """
     if logits.is_cuda:
-        from areal_like.engines.megatron import log_probs_kernels
+        from areal_like.engines.megatron.kernels import log_probs as kernels
 
-        log_probs_kernels.row_statistics(
+        kernels.row_statistics(
             logits, labels, shard.first, shard.valid, temperature=temperature, with_entropy=with_entropy, out=out
         )
         return
@@ -132,9 +132,9 @@ def write_gradient(
         grad_log_probs, grad_entropy: `[tokens]`, the gradient of the loss with respect to each; None for none.
     """
     if logits.is_cuda:
-        from areal_like.engines.megatron import log_probs_kernels
+        from areal_like.engines.megatron.kernels import log_probs as kernels
 
-        log_probs_kernels.write_gradient(
+        kernels.write_gradient(
             logits,
             labels,
             shard.first,

@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def compare(case: dict[str, Any], device: str) -> tuple[float, float, float]:
     """Largest differences from float64: of log-probabilities, of entropies, and, relative, of gradients."""
-    from areal_like.engines.megatron import log_probs_kernels as kernels
+    from areal_like.engines.megatron.kernels import log_probs as kernels
     from areal_like.engines.megatron.log_probs import rescaled
 
     tokens, columns, vocabulary = case["tokens"], case["columns"], case["vocabulary"]
@@ -98,7 +98,7 @@ def whole(
     logits: Tensor, labels: Tensor, vocabulary: int, temperature: float, coefficients: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of whole rows; the logits become their gradient."""
-    from areal_like.engines.megatron import log_probs_kernels as kernels
+    from areal_like.engines.megatron.kernels import log_probs as kernels
 
     found = torch.empty(4, logits.shape[0], device=logits.device)
     kernels.row_statistics(logits, labels, 0, vocabulary, temperature=temperature, with_entropy=True, out=found)

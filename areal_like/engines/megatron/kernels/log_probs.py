@@ -1,4 +1,4 @@
-"""The two passes over logits of `log_probs` as Triton kernels: CUDA alone (or Triton's interpreter, in tests).
+"""The two passes over logits of `megatron.log_probs`: statistics of each row, and its gradient in place.
 
 A program reads one row, or an equal part of one where rows are few, block after block with float32 arithmetic in
 registers: what it computes depends on nothing that other programs do, so the same rows give the same bits. Rows times
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from areal_like.engines.megatron.log_probs import rescaled
+from areal_like.engines.megatron.log_probs import LOWEST, rescaled
 
 __all__ = ["row_statistics", "write_gradient"]
 
@@ -135,8 +135,6 @@ def row_statistics(
         first: id of the first column.
         valid: columns before the padding.
     """
-    from areal_like.engines.megatron.log_probs import LOWEST
-
     _require_rows(logits)
     tokens = logits.shape[0]
     span, parts = _split(tokens, valid)
