@@ -174,7 +174,7 @@ def heads(a: argparse.Namespace, tokens: int, folder: str) -> dict[str, dict[str
         from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
 
         def transformer_engine() -> torch.Tensor:
-            return -parallel_cross_entropy(F.linear(hidden, weight)[:, None], labels[:, None]).view(-1)
+            return -parallel_cross_entropy(F.linear(hidden, weight)[None], labels[None]).view(-1)
 
         found["TransformerEngine"] = transformer_engine
 
