@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of the longest sequence")
     parser.add_argument("--budget", type=int, default=16384, help="tokens of a micro-batch")
+    parser.add_argument("--attention", choices=("auto", "fused", "flex"), default="auto", help="attention_backend")
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each kind")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
@@ -115,7 +116,7 @@ def _train(a: argparse.Namespace, folder: str) -> dict[str, Any]:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     from areal_like.algorithms import GRPOLoss
     from areal_like.alloc import ModelAllocation
-    from areal_like.config import MicroBatchConfig, OptimizerConfig, TrainEngineConfig
+    from areal_like.config import MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainEngineConfig
     from areal_like.engines.megatron.engine import MegatronEngine
     from areal_like.spec import ModelSpec
 
@@ -131,6 +132,7 @@ def _train(a: argparse.Namespace, folder: str) -> dict[str, Any]:
         dtype="bfloat16" if a.device == "cuda" else "float32",
         mb_spec=MicroBatchConfig(max_tokens_per_mb=a.budget),
         optimizer=OptimizerConfig(lr=1e-6, warmup_steps_proportion=0.0),
+        megatron=MegatronConfig(attention_backend=a.attention),
     )
     engine = MegatronEngine(
         allocation=ModelAllocation.parse("megatron:d1"), config=config, device=a.device, seed=1, total_steps=None

@@ -142,6 +142,11 @@ class MegatronConfig(Section):
         "Matrix products add weight gradients to the gradient buffer themselves (TransformerEngine); null is true"
         " where they can.",
     )
+    attention_backend: Literal["auto", "fused", "flex"] = key(
+        "auto",
+        "Attention on GPUs: fused (TransformerEngine, cuDNN), flex (compiled FlexAttention), or auto: the faster of the"
+        " two as measured, among those that can do what is asked.",
+    )
     use_deterministic_algorithms: bool = key(False, "The same batch gives the same bits again.")
     fp8_config: FP8Config | None = key(None, "Matrix products in FP8; null computes in `dtype`.")
     param_offload: bool = key(

@@ -33,5 +33,7 @@ def memory_options(section: TrainEngineConfig, *, trained: bool) -> dict[str, An
         "distributed_optimizer": options.ddp.use_distributed_optimizer,
         "gradient_accumulation_fusion": options.gradient_accumulation_fusion is not False,
         "grad_reduce_in_fp32": options.ddp.grad_reduce_in_fp32,
+        "attention_backend": options.attention_backend,
+        "deterministic": options.use_deterministic_algorithms,
         "pipeline_layout": options.pipeline_layout,
     }

@@ -57,6 +57,8 @@ class ModelSpec:
     qk_norm_over_heads: bool = False
     attention_output_gate: bool = False
     """The query projection also yields a gate of each head's output, so it is twice as wide."""
+    attention_dropout: float = 0.0
+    """Share of the attention's weights that training drops."""
     attention_sinks: bool = False
     """A learned logit a head that takes part in the softmax."""
     sliding_window: int = 0

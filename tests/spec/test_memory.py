@@ -180,6 +180,21 @@ def test_selective_recompute_by_hand() -> None:
         assert layer.kept + layer.recomputed == layer.total
 
 
+def test_flex_attention_keeps_padded_rows() -> None:
+    """Queries, keys, values, output and log-sum-exp of twelve heads and two key-value heads of 128, by hand."""
+    for tokens, padded in ((16384, 16384), (13107, 16384), (8193, 12288)):
+        fused, flex = (
+            layers.layer_memory(QWEN, ONE, MemoryJob(tokens, 1024, attention_backend=a), experts=False)
+            for a in ("fused", "flex")
+        )
+        assert flex.total - fused.total == (padded - tokens) * ((12 + 2 + 2 + 12) * 128 * 2 + 4 * 12)
+        assert flex.forward >= fused.forward
+        deterministic = MemoryJob(tokens, 1024, deterministic=True)
+        assert layers.layer_memory(QWEN, ONE, deterministic, experts=False) == flex
+        without = MemoryJob(tokens, 1024, attention_backend="flex", transformer_engine=False)
+        assert layers.layer_memory(QWEN, ONE, without, experts=False).saved == fused.saved
+
+
 def test_block_recompute_keeps_the_layers_behind_it_whole() -> None:
     layer = layers.layer_memory(QWEN, ONE, MemoryJob(16384, 1024), experts=False)
     none = update(QWEN)["activations"]

@@ -30,6 +30,7 @@ DTYPE = one_of(
 )
 KL = one_of({"low_var_kl": "k3", "kl": "k1", "mse": "k2", "k1": "k1", "k2": "k2", "k3": "k3"})
 """verl's names of the estimators; it takes those of the paper as well."""
+ATTENTION = one_of({"auto": "auto", "fused": "fused"})
 SCHEDULE = one_of({"constant": "constant", "linear": "linear", "cosine": "cosine"})
 
 KL_IN_LOSS = "there the divergence stands in the loss; here, as in AReaL, it is taken off the rewards"

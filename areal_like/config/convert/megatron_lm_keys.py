@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from areal_like.config.convert.common import (
+    ATTENTION,
     KL_IN_LOSS,
     SCHEDULE,
     Sizes,
@@ -66,6 +67,7 @@ ROWS: tuple[Row, ...] = (
     Row("hysteresis", "actor.optimizer.hysteresis", 2),
     Row("loss-scale", note="the loss scale is always found while training"),
     Row("distribute-saved-activations", default=False, note="with t above 1 what is saved is split already"),
+    Row("attention-backend", "actor.megatron.attention_backend", "auto", *ATTENTION),
     Row("deterministic-mode", "actor.megatron.use_deterministic_algorithms", False),
     Row("grpo-prompts-per-step", "train_dataset.batch_size", 32, fill=True),
     Row("grpo-group-size", "gconfig.n_samples", 2, fill=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from areal_like.config.convert.common import (
+    ATTENTION,
     DTYPE,
     SCHEDULE,
     Sizes,
@@ -125,7 +126,7 @@ ROWS: tuple[Row, ...] = (
     Row(f"{_TRANSFORMER}.gradient_accumulation_fusion", "actor.megatron.gradient_accumulation_fusion"),
     Row(f"{_TRANSFORMER}.fp16", default=False, note="actor.dtype says it"),
     Row(f"{_TRANSFORMER}.bf16", default=True, note="actor.dtype says it"),
-    Row(f"{_TRANSFORMER}.attention_backend", default="flash", note="the engine chooses its attention"),
+    Row(f"{_TRANSFORMER}.attention_backend", "actor.megatron.attention_backend", "flash", *ATTENTION),
     Row(f"{_TRANSFORMER}.masked_softmax_fusion", default=True, note="kernels are the engine's choice"),
     Row(f"{_TRANSFORMER}.bias_activation_fusion", default=True, note="kernels are the engine's choice"),
     Row(f"{R}.actor.ppo_epochs", default=1, note="each answer is trained on once"),

@@ -100,6 +100,7 @@ def build_model(
             transformer_engine=transformer_engine,
         ),
         use_transformer_engine=transformer_engine,
+        attention=megatron.attention_backend,
     )
     modules = bridge.build()
     if device.type == "cpu":

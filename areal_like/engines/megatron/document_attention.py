@@ -1,4 +1,4 @@
-"""Attention for packed sequences whose bits repeat: FlexAttention with a mask of documents.
+"""Attention for packed sequences, with gradients whose bits repeat: FlexAttention with a mask of documents.
 
 TransformerEngine's deterministic attention needs a workspace that grows with the square of the packed length (192 GiB
 at 16,384 tokens), and torch's `varlen_attn` adds with atomics. FlexAttention's backward pass gives each block of
@@ -21,10 +21,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from areal_like.spec import flex_length
+from areal_like.spec.attention import FLEX_BLOCK as BLOCK
+
 __all__ = ["DocumentAttention", "DocumentMask", "use_document_attention"]
 
-BLOCK = 128
-"""Queries and keys of one tile."""
 SHAPES = 64
 """Compiled versions of the kernel: lengths, with and without gradient, head counts."""
 
@@ -33,19 +34,6 @@ def use_document_attention(block: TransformerBlockSubmodules) -> None:
     """Put it into a block of TransformerEngine's layers."""
     for layer in block.layer_specs:
         layer.submodules.self_attention.submodules.core_attention = DocumentAttention
-
-
-def padded_length(tokens: int) -> int:
-    """The next of 128, 256, 384, 512, 768, 1024, 1536, ...: few lengths, since each is compiled once.
-
-    Padding costs copies, not attention: its blocks are not computed, except those on the diagonal.
-    """
-    size = BLOCK
-    while size < tokens:
-        if size % (2 * BLOCK) == 0 and size * 3 // 2 >= tokens:
-            return size * 3 // 2
-        size *= 2
-    return size
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ class DocumentMask:
     @classmethod
     def from_bounds(cls, cu_seqlens: Tensor, tokens: int, *, padded: int | None = None) -> DocumentMask:
         """`cu_seqlens` `[documents + 1]`, ascending from 0 to `tokens`; `padded` is a multiple of 128."""
-        padded = padded_length(tokens) if padded is None else padded
+        padded = flex_length(tokens) if padded is None else padded
         steps = torch.arange(padded, device=cu_seqlens.device)
         documents = torch.bucketize(steps, cu_seqlens[1:].to(steps), right=True)
         documents = torch.where(steps < tokens, documents, cu_seqlens.numel() + steps)
@@ -133,6 +121,9 @@ def _padded(x: Tensor, length: int) -> Tensor:
     return F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x.contiguous()
 
 
+WHY = "FlexAttention (attention_backend: flex, or use_deterministic_algorithms)"
+
+
 class DocumentAttention(MegatronModule):
     """Causal attention inside each document of a packed row; takes the place of Megatron's core attention."""
 
@@ -149,17 +140,16 @@ class DocumentAttention(MegatronModule):
     ) -> None:
         """
         Raises:
-            ValueError: dropout or context parallelism, which it does not have.
+            ValueError: what it does not have: dropout, context parallelism, windows, sinks.
         """
         super().__init__(config=config)
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         if dropout > 0:
-            raise ValueError(
-                f"use_deterministic_algorithms: the attention has no dropout, and this model has {dropout}; "
-                "set disable_dropout: true"
-            )
+            raise ValueError(f"{WHY} has no dropout, and this model has {dropout}; set disable_dropout: true")
         if config.context_parallel_size > 1:
-            raise ValueError("use_deterministic_algorithms: on GPUs the attention has no context parallelism (c)")
+            raise ValueError(f"{WHY} has no context parallelism (c)")
+        if config.window_size is not None or config.softmax_type != "vanilla":
+            raise ValueError(f"{WHY} has no sliding windows and no sinks, and this model has")
         self.softmax_scale = softmax_scale
 
     def forward(

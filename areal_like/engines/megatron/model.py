@@ -21,6 +21,7 @@ from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryE
 from areal_like.engines.megatron.document_attention import use_document_attention
 from areal_like.engines.megatron.norm import ResidualRMSNorm, RMSNorm
 from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.spec import AttentionBackend, choose_attention
 
 __all__ = ["StageLayout", "build_chunks", "chunk_layers"]
 
@@ -81,15 +82,22 @@ def build_chunks(
     *,
     device: torch.device,
     transformer_engine: bool,
+    attention: AttentionBackend,
 ) -> list[torch.nn.Module]:
     """The model chunks of this rank on `device`, one for each virtual stage.
 
     Args:
         arguments: of GPTModel: vocab_size (padded), max_sequence_length, rotary_base, tied embeddings ...
+        attention: `attention_backend`.
+
+    Raises:
+        ValueError: an attention that this process, or this model, cannot have.
     """
+    if attention != "auto" and not transformer_engine:
+        raise ValueError(f"megatron.attention_backend: {attention} needs a GPU and TransformerEngine; set it to auto")
     virtual = config.virtual_pipeline_model_parallel_size
     numbers: list[int | None] = [None] if virtual is None else list(range(virtual))
-    return [_build_chunk(config, groups, arguments, n, device, transformer_engine) for n in numbers]
+    return [_build_chunk(config, groups, arguments, n, device, transformer_engine, attention) for n in numbers]
 
 
 def _build_chunk(
@@ -99,6 +107,7 @@ def _build_chunk(
     number: int | None,
     device: torch.device,
     transformer_engine: bool,
+    attention: AttentionBackend,
 ) -> torch.nn.Module:
     rank = groups.mesh.coordinates(groups.rank).pp
     last = (config.virtual_pipeline_model_parallel_size or 1) - 1
@@ -108,7 +117,7 @@ def _build_chunk(
         _use_own_attention(spec)
     else:
         _use_plain_projections(spec, config)
-        if config.deterministic_mode:
+        if _attention(config, attention) == "flex":
             use_document_attention(spec)
     model = GPTModel(
         config=config,
@@ -125,6 +134,16 @@ def _build_chunk(
     for parameter in model.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     return model.to(device)
+
+
+def _attention(config: TransformerConfig, asked: AttentionBackend) -> str:
+    return choose_attention(
+        asked,
+        deterministic=config.deterministic_mode,
+        cp=config.context_parallel_size,
+        dropout=config.attention_dropout > 0,
+        float32=config.params_dtype is torch.float32,
+    )
 
 
 def _use_own_norms(block: TransformerBlockSubmodules, config: TransformerConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areal_like.preflight.job import Job
+from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, rule
 
 
@@ -42,6 +42,41 @@ def deterministic_context_parallel(job: Job) -> Iterator[Finding]:
         if cp > 1 and job.on_gpus and role.section.megatron.use_deterministic_algorithms:
             message = f"deterministic attention has no context parallelism (c{cp})"
             yield Finding(message, "leave c out", "c", role=role)
+
+
+@rule(
+    "AL536",
+    summary="an attention that the job cannot have",
+    why="fused is TransformerEngine's attention, flex is compiled FlexAttention: both are for GPUs. The gradients of"
+    " fused do not repeat; flex keeps each sequence whole on its ranks and drops none of its weights. Left at auto, the"
+    " engine takes one that can do what is asked.",
+    bad=example("actor.megatron.attention_backend=flex", "actor.backend=megatron:d2c2"),
+    good=example("actor.megatron.attention_backend=fused", "actor.backend=megatron:d2c2"),
+)
+def attention_backend(job: Job) -> Iterator[Finding]:
+    for role in job.training:
+        if role.allocation.backend == "megatron":
+            for key, message, cure in _attention_problems(job, role):
+                yield Finding(message, cure, key=f"{role.name}.{key}")
+
+
+def _attention_problems(job: Job, role: Role) -> Iterator[tuple[str, str, str]]:
+    """Key, what is wrong with it, what to do."""
+    section, cp = role.section, role.allocation.cp
+    asked, deterministic = section.megatron.attention_backend, section.megatron.use_deterministic_algorithms
+    key, leave = "megatron.attention_backend", "set attention_backend: auto"
+    drops = role.spec is not None and role.spec.attention_dropout > 0 and not section.disable_dropout
+    if asked != "auto" and job.config is not None and job.config.device == "cpu":
+        yield key, f"attention_backend: {asked} needs a GPU; device is cpu", leave
+    elif asked == "fused" and deterministic:
+        yield key, "attention_backend: fused has gradients that do not repeat (use_deterministic_algorithms)", leave
+    elif asked == "flex" and cp > 1:
+        yield key, f"attention_backend: flex has no context parallelism (c{cp})", f"{leave}, or leave c out"
+    elif asked == "flex" and drops:
+        yield key, "attention_backend: flex has no dropout, and the model has", "set disable_dropout: true"
+    elif asked == "auto" and deterministic and drops and job.on_gpus:
+        key = "megatron.use_deterministic_algorithms"
+        yield key, "the attention whose bits repeat has no dropout, and the model has", "set disable_dropout: true"
 
 
 @rule(

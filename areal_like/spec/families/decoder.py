@@ -30,6 +30,7 @@ def decoder_fields(
         "tied_embeddings": read.flag("tie_word_embeddings", tied),
         "max_position_embeddings": read.number("max_position_embeddings", 0),
         "rope_scaling": rope_scaling(read),
+        "attention_dropout": read.fraction("attention_dropout", 0.0),
         "unsupported": tuple(_unsupported(read)),
     }
 

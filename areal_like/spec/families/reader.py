@@ -44,6 +44,15 @@ class ConfigReader:
             raise ModelSpecError(f"{self.source}: {key!r} must be positive")
         return value
 
+    def fraction(self, key: str, default: float) -> float:
+        """A number from 0 up to 1; `default` where the key is absent or null."""
+        value = self.config.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ModelSpecError(f"{self.source}: {key!r} must be a number from 0 to 1, not {value!r}")
+        return float(value)
+
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.config.get(key)
         return default if value is None else bool(value)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from areal_like.alloc import ModelAllocation
+from areal_like.spec.attention import AttentionBackend
 
 __all__ = ["BYTES", "GIB", "PARTS", "LoRA", "MemoryJob"]
 
@@ -62,6 +63,7 @@ class MemoryJob:
             experts (then it is exact), else `activations.IMBALANCE`.
         offload: what leaves the GPU while the model does not need it: "parameters", "gradients", "optimizer".
         transformer_engine: TransformerEngine's layers are used (on CUDA).
+        attention_backend, deterministic: which attention is used then (`choose_attention`).
         hopper: GPUs of compute capability 9.0 and more, where GEMM workspaces are larger.
         rollout: layout of the rollout engine, to predict its memory too.
         colocated: the rollout engine lives on the trainer's GPUs.
@@ -90,6 +92,8 @@ class MemoryJob:
     imbalance: float | None = None
     offload: frozenset[str] = frozenset()
     transformer_engine: bool = True
+    attention_backend: AttentionBackend = "auto"
+    deterministic: bool = False
     hopper: bool = True
     rollout: ModelAllocation | None = None
     colocated: bool = False

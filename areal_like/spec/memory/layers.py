@@ -30,6 +30,8 @@ attention keeps for itself. Adapters keep the [T, rank] between A and B.
 Context parallelism: TransformerEngine's ring keeps what this rank holds and, while it runs, two buffers of keys and
 values and the outputs of each of the c steps. (Reckoned from how ring attention works; not checked.)
 
+FlexAttention keeps the same four tensors and the log-sum-exp, of rows padded to `flex_length(T)`.
+
 For families that no engine here trains this is an estimate: latent attention keeps its latents too, shared experts are
 a dense MLP beside the experts, linear attention counts as if it were attention.
 """
@@ -39,6 +41,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from areal_like.alloc import ModelAllocation
+from areal_like.spec.attention import choose_attention, flex_length
 from areal_like.spec.lora import adapter_matrices
 from areal_like.spec.memory.job import MemoryJob
 from areal_like.spec.model import ModelSpec
@@ -112,13 +115,14 @@ def layer_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, *
     heads = -(-spec.num_attention_heads // tp)
     groups = -(-spec.num_key_value_heads // tp)
     s = _sizes(spec, allocation, job, tokens, local, experts=experts)
+    attended = _attended(spec, allocation, job, tokens)
     product = 1 if job.fp8 else job.element  # bytes of what enters a product
     normed, output = s.row // job.element * product, s.queries if spec.latent_attention is None else s.values
     saved = {
         "input and its norm": s.row + normed + 4 * local,
-        "queries, keys, values": s.queries + s.keys + s.values,
-        "attention output": output + (output // job.element if job.fp8 else 0),
-        "log-sum-exp": 4 * tokens * heads,
+        "queries, keys, values": (s.queries + s.keys + s.values) // tokens * attended,
+        "attention output": output // tokens * attended + (output // job.element if job.fp8 else 0),
+        "log-sum-exp": 4 * attended * heads,
         "residual": s.row,
         "norm before the MLP": (s.row if experts else normed) + 4 * local,
     }
@@ -146,7 +150,23 @@ def layer_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, *
         saved["their product"] = s.wide // job.element * product
     again = _recomputed(job, s, saved, tables, experts=experts) if job.recompute == "selective" else 0
     ring = allocation.cp * s.queries + 2 * (s.keys + s.values) if allocation.cp > 1 else 0
-    return LayerMemory(saved, again, s.row, _forward(s, ring), _backward(spec, allocation, job, s), tables)
+    padding = saved["queries, keys, values"] if attended > tokens else 0  # copies of what the layer has unpadded
+    forward = _forward(s, ring + padding)
+    return LayerMemory(saved, again, s.row, forward, _backward(spec, allocation, job, s), tables)
+
+
+def _attended(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, tokens: int) -> int:
+    """Rows that the attention keeps."""
+    if not job.transformer_engine:
+        return tokens
+    chosen = choose_attention(
+        job.attention_backend,
+        deterministic=job.deterministic,
+        cp=allocation.cp,
+        dropout=spec.attention_dropout > 0,
+        float32=job.dtype == "float32",
+    )
+    return flex_length(tokens) if chosen == "flex" else tokens
 
 
 def _recomputed(job: MemoryJob, s: _Sizes, saved: dict[str, int], tables: int, *, experts: bool) -> int:
@@ -197,7 +217,11 @@ def _expert_rows(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, l
 
 
 def _forward(s: _Sizes, ring: int) -> int:
-    """Whichever is more: attention (fused QKV, its parts, the rotated parts, the ring of c), or the MLP."""
+    """Whichever is more: attention (fused QKV, its parts, the rotated parts, and `ring`), or the MLP.
+
+    Args:
+        ring: what else attention needs: the ring of c, or copies with padding.
+    """
     attention = s.row + s.whole + 3 * s.queries + 2 * s.keys + 2 * s.values + ring
     # Residual and norm; dense or shared gate, up and product; rows sent, rows sorted, gate, up and product of experts.
     mlp = 2 * s.row + s.whole + 3 * s.wide + 2 * s.expert_row + 3 * s.expert_wide

@@ -14,7 +14,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.attention.flex_attention import create_block_mask
 
-from areal_like.engines.megatron.document_attention import DocumentAttention, DocumentMask, padded_length
+from areal_like.engines.megatron.document_attention import DocumentAttention, DocumentMask
 
 LENGTHS = [[5, 300, 1, 90], [128, 128, 128], [700], [64] * 9, [1000, 3, 2000], [1]]
 
@@ -36,12 +36,6 @@ def test_mask_is_the_one_that_torch_makes_from_the_rule(lengths):
     assert torch.equal(mask.blocks.full_kv_num_blocks, theirs.full_kv_num_blocks)
     assert torch.equal(mask.blocks.full_q_num_blocks, theirs.full_q_num_blocks)
     assert torch.equal(mask.blocks.kv_num_blocks, theirs.kv_num_blocks)
-
-
-def test_few_lengths_and_none_shorter():
-    lengths = {padded_length(n) for n in range(1, 40_000, 7)}
-    assert len(lengths) == 17 and all(n % 128 == 0 for n in lengths)
-    assert all(n <= padded_length(n) < max(2 * n, 256) for n in range(1, 20_000, 13))
 
 
 def attention(**changes):
@@ -93,6 +87,30 @@ def test_the_compiled_kernel_and_its_gradients(lengths):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.gpu
+def test_nothing_is_copied_where_no_padding_is_needed():
+    """512 tokens, bfloat16: kept are the output and the log-sum-exp alone; gradients have the layout of the inputs."""
+    q, k, v = (torch.randn(512, n, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (4, 2, 2))
+    description = packed([200, 312])
+    description.cu_seqlens_q = description.cu_seqlens_q.cuda()
+    module = attention()
+    for _ in range(2):  # the first call makes the mask and compiles
+        before = torch.cuda.memory_allocated()
+        out = module(q, k, v, None, packed_seq_params=description)
+        kept = torch.cuda.memory_allocated() - before
+        gradient = torch.ones_like(out)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            grads = torch.autograd.grad(out, (q, k, v), gradient)
+            torch.cuda.synchronize()
+        layouts = [g.is_contiguous() for g in grads]
+        del out, grads, gradient
+    output, log_sum_exp = 512 * 256 * 2, 512 * 4 * 4
+    assert output + log_sum_exp <= kept <= output + 2 * log_sum_exp + 2048, kept
+    assert layouts == [True] * 3
+    kernels = [e.name.lower() for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert kernels and not [name for name in kernels if any(word in name for word in ("clone", "copy", "memcpy"))]
+
+
 def test_the_mask_is_made_once_a_micro_batch():
     description = packed([5, 7])
     assert DocumentMask.of(description, 12) is DocumentMask.of(description, 12)
@@ -105,5 +123,7 @@ def test_what_it_does_not_have_is_refused():
         )
     with pytest.raises(ValueError, match="no context parallelism"):
         attention(context_parallel_size=2)
+    with pytest.raises(ValueError, match="no sliding windows"):
+        attention(window_size=(128, 0))
     with pytest.raises(TypeError, match="bounds of the packed sequences"):
         attention()(torch.zeros(4, 4, 16), torch.zeros(4, 2, 16), torch.zeros(4, 2, 16), None)

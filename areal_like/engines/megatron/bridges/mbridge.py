@@ -23,7 +23,7 @@ from areal_like.engines.megatron.bridges.names import VALUE_HEAD, canonical_name
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.process_groups import ModelGroups, gather_shards
-from areal_like.spec import ModelSpec
+from areal_like.spec import AttentionBackend, ModelSpec
 
 __all__ = ["MBridge"]
 
@@ -41,6 +41,7 @@ class MBridge:
         stages: list[int],
         settings: dict[str, Any],
         use_transformer_engine: bool,
+        attention: AttentionBackend = "auto",
     ) -> None:
         """
         Args:
@@ -54,7 +55,7 @@ class MBridge:
         self.spec = ModelSpec.from_path(path)
         refuse_unsupported(self.spec, path, bridge="mbridge", known=self.spec.architecture in _MODEL_REGISTRY)
         self.groups, self.device, self.stages = groups, device, stages
-        self.use_transformer_engine = use_transformer_engine
+        self.use_transformer_engine, self.attention = use_transformer_engine, attention
         mesh = groups.mesh
         hf_config = AutoConfig.from_pretrained(path)
         if not hasattr(hf_config, "rope_theta"):
@@ -98,7 +99,12 @@ class MBridge:
         arguments["vocab_size"] = self._bridge.padded_vocab_size
         arguments["share_embeddings_and_output_weights"] = self.spec.tied_embeddings
         return build_chunks(
-            self.config, self.groups, arguments, device=self.device, transformer_engine=self.use_transformer_engine
+            self.config,
+            self.groups,
+            arguments,
+            device=self.device,
+            transformer_engine=self.use_transformer_engine,
+            attention=self.attention,
         )
 
     def load(self, chunks: list[torch.nn.Module], path: Path) -> None:

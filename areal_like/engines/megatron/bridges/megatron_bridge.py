@@ -30,7 +30,7 @@ from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.output_head import LogProbHead
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.router import PackedRouter
-from areal_like.spec import ModelSpec
+from areal_like.spec import AttentionBackend, ModelSpec
 
 __all__ = ["MegatronBridge"]
 
@@ -50,6 +50,7 @@ class MegatronBridge:
         stages: list[int],
         settings: dict[str, Any],
         use_transformer_engine: bool,
+        attention: AttentionBackend = "auto",
     ) -> None:
         """
         Args:
@@ -75,7 +76,7 @@ class MegatronBridge:
         source: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(self._hf_config), None)
         refuse_unsupported(self.spec, path, bridge="megatron-bridge", known=_has_bridge(get_model_bridge, source))
         self.groups, self.device, self.stages = groups, device, stages
-        self.use_transformer_engine = use_transformer_engine
+        self.use_transformer_engine, self.attention = use_transformer_engine, attention
         self.vocab_size = self.spec.vocab_size
         self._bridge = get_model_bridge(source, hf_config=self._hf_config)
         with quiet(logging.WARNING):  # of fusions that it would have used
@@ -103,7 +104,12 @@ class MegatronBridge:
             "share_embeddings_and_output_weights": self.spec.tied_embeddings,
         }
         chunks = build_chunks(
-            self.config, self.groups, arguments, device=self.device, transformer_engine=self.use_transformer_engine
+            self.config,
+            self.groups,
+            arguments,
+            device=self.device,
+            transformer_engine=self.use_transformer_engine,
+            attention=self.attention,
         )
         if self.spec.rope_scaling != "default":
             for chunk in chunks:
