@@ -117,7 +117,7 @@ class MegatronConfig(Section):
         " length; flex is DeepEP.",
     )
     moe_grouped_gemm: bool | None = key(
-        None, "One kernel for all experts of a rank (TransformerEngine); null is true where it is installed."
+        None, "One matrix product for all experts of a rank; null is true where TransformerEngine is installed."
     )
     moe_permute_fusion: bool | None = key(
         None, "One kernel for sorting tokens by expert (TransformerEngine); null is true where it is installed."

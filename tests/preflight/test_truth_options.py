@@ -85,7 +85,7 @@ RECOMPUTE: list[tuple[str, ...]] = [
 ]
 MIXTURE: dict[str, list[str]] = {
     MEGATRON + "moe_token_dispatcher_type": ["allgather", "alltoall"],
-    MEGATRON + "moe_grouped_gemm": ["false"],
+    MEGATRON + "moe_grouped_gemm": ["false", "true"],
     MEGATRON + "moe_permute_fusion": ["false"],
     MEGATRON + "moe_router_dtype": ["fp64", "null"],
 }
@@ -100,7 +100,7 @@ WRONG = [
     "actor.gradient_checkpointing=true actor.megatron.recompute_granularity=null",
     "actor.gradient_checkpointing=true actor.megatron.recompute_modules=[core_attn]",
     MEGATRON + "moe_token_dispatcher_type=flex",
-    MEGATRON + "moe_grouped_gemm=true",
+    MEGATRON + "moe_permute_fusion=true",
     MEGATRON + "moe_router_fusion=true",
     MEGATRON + "attention_backend=flex",
     MEGATRON + "attention_backend=fused",

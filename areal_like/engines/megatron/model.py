@@ -12,6 +12,7 @@ from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_p
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -19,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from areal_like.engines.megatron.activation import SwiGLU
 from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryEmbedding
 from areal_like.engines.megatron.document_attention import use_document_attention
+from areal_like.engines.megatron.experts import GroupedExperts, has_grouped_products
 from areal_like.engines.megatron.norm import ResidualRMSNorm, RMSNorm
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.spec import AttentionBackend, choose_attention
@@ -119,6 +121,8 @@ def _build_chunk(
         _use_plain_projections(spec, config)
         if _attention(config, attention) == "flex":
             use_document_attention(spec)
+    if config.moe_grouped_gemm and not config.fp8 and has_grouped_products(device, config.params_dtype):
+        _use_grouped_experts(spec)
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
@@ -180,3 +184,11 @@ def _use_plain_projections(block: TransformerBlockSubmodules, config: Transforme
             mlp.linear_fc1 = TEColumnParallelLinear
             if config.use_te_activation_func:
                 mlp.activation_func = SwiGLU
+
+
+def _use_grouped_experts(block: TransformerBlockSubmodules) -> None:
+    """Our experts for TransformerEngine's, which launch a product for each expert, or for Megatron's one by one."""
+    for layer in block.layer_specs:
+        parts = getattr(layer.submodules.mlp, "keywords", {}).get("submodules")
+        if isinstance(parts, MoESubmodules):
+            parts.experts = GroupedExperts

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from areal_like.config import MegatronConfig
+from areal_like.engines.megatron.experts import has_grouped_products
+from areal_like.engines.megatron.local_dispatcher import LocalDispatcher
 from areal_like.engines.megatron.micro_batches import MicroBatch
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.router import PackedRouter
@@ -19,13 +21,16 @@ from areal_like.engines.megatron.router import PackedRouter
 __all__ = ["MoEOptions", "moe_settings"]
 
 
-def moe_settings(megatron: MegatronConfig, *, transformer_engine: bool) -> dict[str, Any]:
+def moe_settings(
+    megatron: MegatronConfig, *, device: torch.device, dtype: torch.dtype, transformer_engine: bool
+) -> dict[str, Any]:
     """Fields of `TransformerConfig`. All that balance experts are set, because bridges have defaults of their own.
 
     Raises:
         ValueError: a kernel was asked for whose package is not installed here, or a loss that would be another one.
     """
-    _refuse(megatron, transformer_engine=transformer_engine)
+    grouped = has_grouped_products(device, dtype) or transformer_engine
+    _refuse(megatron, grouped=grouped, transformer_engine=transformer_engine)
     dispatcher = megatron.moe_token_dispatcher_type
     settings: dict[str, Any] = {
         "moe_token_dispatcher_type": dispatcher,
@@ -51,8 +56,13 @@ def _on_gpus(asked: bool | None, transformer_engine: bool) -> bool:
     return transformer_engine if asked is None else asked
 
 
-def _refuse(megatron: MegatronConfig, *, transformer_engine: bool) -> None:
-    for name in ("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"):
+def _refuse(megatron: MegatronConfig, *, grouped: bool, transformer_engine: bool) -> None:
+    if megatron.moe_grouped_gemm and not grouped:
+        raise ValueError(
+            "megatron.moe_grouped_gemm: true needs TransformerEngine, or a Hopper or Blackwell GPU and dtype bfloat16;"
+            " set it to null or false"
+        )
+    for name in ("moe_permute_fusion", "moe_router_fusion"):
         if getattr(megatron, name) and not transformer_engine:
             raise ValueError(f"megatron.{name}: true needs TransformerEngine and a GPU; set it to null or false")
     kind = megatron.moe_router_load_balancing_type
@@ -83,7 +93,10 @@ class MoEOptions:
         self.device = next(chunks[0].parameters()).device
         self.micro_batches = 1
         bias = megatron.moe_router_bias_update_rate > 0
-        self.routers = [PackedRouter.become(router, bias=bias) for router in _routers(chunks)]
+        layers: list[Any] = [m for chunk in chunks for m in chunk.modules() if isinstance(m, MoELayer)]
+        self.routers = [PackedRouter.become(layer.router, bias=bias) for layer in layers]
+        for layer in layers:
+            LocalDispatcher.become(layer.token_dispatcher)
         self.configs: list[Any] = []
         first: Any = chunks[0].config
         if megatron.moe_shared_expert_overlap and first.moe_shared_expert_intermediate_size is None:
@@ -156,8 +169,3 @@ class MoEOptions:
                 mask = mask.chunk(group.size(), dim=1)[group.rank()]
             kwargs["padding_mask"] = mask
         return args, kwargs
-
-
-def _routers(chunks: Sequence[torch.nn.Module]) -> Iterator[TopKRouter]:
-    for chunk in chunks:
-        yield from (module for module in chunk.modules() if isinstance(module, TopKRouter))

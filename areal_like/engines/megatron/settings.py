@@ -68,7 +68,9 @@ def transformer_settings(
     if config.gradient_checkpointing:
         settings |= _recomputation(megatron, transformer_engine=transformer_engine)
     if is_moe:
-        settings |= moe_settings(megatron, transformer_engine=transformer_engine)
+        settings |= moe_settings(
+            megatron, device=torch.device(device), dtype=DTYPES[config.dtype], transformer_engine=transformer_engine
+        )
     return settings
 
 

@@ -119,14 +119,15 @@ def split_experts(job: Job) -> Iterator[Finding]:
 @rule(
     "AL554",
     summary="adapters of experts whose matrices are one",
-    why="With moe_grouped_gemm a GPU holds the matrices of all its experts in one module, whose adapters this version"
-    " does not have.",
+    why="With moe_grouped_gemm a rank holds the matrices of all its experts in one module, whose adapters this version"
+    " does not have. On GPUs it is on unless it is false.",
     bad=example(*_ON, *_MOE, "actor.backend=megatron:d4e4"),
     good=example(*_ON, *_MOE, "actor.backend=megatron:d4e4", "actor.megatron.moe_grouped_gemm=false"),
 )
 def grouped_experts(job: Job) -> Iterator[Finding]:
     for role in _with_adapters(job):
-        if _on_experts(role) and role.section.megatron.moe_grouped_gemm is not False and job.on_gpus:
+        grouped = role.section.megatron.moe_grouped_gemm
+        if _on_experts(role) and (job.on_gpus if grouped is None else grouped):
             help = "set moe_grouped_gemm: false, or target linear_qkv and linear_proj alone"
             yield Finding("grouped experts get no adapters", help, key=f"{role.name}.megatron.moe_grouped_gemm")
 

@@ -51,20 +51,16 @@ def flex_dispatcher(job: Job) -> Iterator[Finding]:
 @rule(
     "AL230",
     summary="a kernel of TransformerEngine without a GPU",
-    why="One kernel for all experts, for sorting tokens, or for the router exists in TransformerEngine alone, which"
-    " needs a GPU. Left out (null), the first two are on where they exist.",
-    bad=example(MOE, "device=cpu", "actor.megatron.moe_grouped_gemm=true"),
+    why="One kernel for sorting tokens, or for the router, exists in TransformerEngine alone, which needs a GPU. Left"
+    " out (null), the first is on where it exists.",
+    bad=example(MOE, "device=cpu", "actor.megatron.moe_permute_fusion=true"),
     good=example(MOE, "device=cpu"),
 )
 def fused_kernels(job: Job) -> Iterator[Finding]:
     if job.config is None or job.config.device != "cpu":
         return
     for role, options in _options(job):
-        for name, otherwise in (
-            ("moe_grouped_gemm", "null"),
-            ("moe_permute_fusion", "null"),
-            ("moe_router_fusion", "false"),
-        ):
+        for name, otherwise in (("moe_permute_fusion", "null"), ("moe_router_fusion", "false")):
             if getattr(options, name):
                 yield _finding(role, name, f"{name} needs a GPU; device is cpu", f"set it to {otherwise}")
 

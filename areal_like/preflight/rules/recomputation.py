@@ -49,9 +49,9 @@ def _missing(name: str, names: tuple[str, ...], role: Role, job: Job) -> str | N
     on_cpu = job.config is not None and job.config.device == "cpu"
     if name in ("moe", "moe_act") and not spec.is_moe:
         return "the model has no experts"
-    if name == "moe_act" and (on_cpu or options.moe_grouped_gemm is False):
-        return "the activation of experts is recomputed in moe_grouped_gemm alone" + (
-            ", which needs a GPU" if on_cpu else ", which is off"
+    if name == "moe_act" and (not options.moe_grouped_gemm if on_cpu else options.moe_grouped_gemm is False):
+        return "the activation of experts is recomputed in moe_grouped_gemm alone, which is off" + (
+            " on a CPU unless it is true" if on_cpu else ""
         )
     if name == "moe_act" and "moe" in names:
         return "moe recomputes the activation already"

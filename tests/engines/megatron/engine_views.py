@@ -208,3 +208,32 @@ def _error(function: Any, *args: Any, **kwargs: Any) -> str:
     except communicators.CommunicationError as error:
         return str(error)
     return "no error"
+
+
+def expert_shapes(engine: Any) -> list[tuple[int, ...]]:
+    """Of the parameters of experts, in the order of the model; each has a part of a gradient buffer."""
+    named = [(n, p) for chunk in engine.modules for n, p in chunk.named_parameters() if ".experts." in n]
+    assert all(p.main_grad.shape == p.shape for _, p in named)
+    return [tuple(p.shape) for _, p in named]
+
+
+def moe_layer_waits(engine: Any) -> str | None:
+    """What a forward and backward pass of a MoE layer says where it would wait for the GPU; None when it does not."""
+    layer = next(m for chunk in engine.modules for m in chunk.modules() if type(m).__name__ == "MoELayer").train()
+    tokens = torch.randn(64, 1, layer.config.hidden_size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    padding = torch.zeros(1, 64, dtype=torch.bool, device="cuda")
+
+    def step() -> None:
+        output, _ = layer(tokens, padding_mask=padding)
+        output.backward(torch.ones_like(output))
+
+    step()  # kernels are compiled, workspaces made
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return None

@@ -1,4 +1,5 @@
-"""One SGD step of Transformers' Qwen3-MoE in float64, with the auxiliary losses written from their formulas."""
+"""One SGD step of Transformers' Qwen3-MoE in float64, with the auxiliary losses written from their formulas, and the
+comparison of an engine's step with it."""
 
 from __future__ import annotations
 
@@ -8,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+from areal_like.alloc import ModelAllocation
+
+LENGTHS = [90, 5, 17, 2, 31, 44, 8]
+SGD = {"type": "sgd", "lr": 0.5, "weight_decay": 0.0, "gradient_clipping": 0.0}
+"""A step whose change of the weights is the gradient."""
 
 Sequences = list[tuple[Tensor, Tensor]]
 """Token ids and loss mask of each sequence."""
@@ -121,3 +129,38 @@ class Reference:
         with tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             return {k: v for file in Path(folder).glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+def build(request, text, folder, megatron, **options):
+    size = ModelAllocation.parse(text).world_size
+    ranks = request.getfixturevalue({1: "solo", 2: "pair", 4: "quad"}[size])
+    return ranks.build(text, folder, optimizer=SGD, megatron=megatron, **options)
+
+
+def micro_batches(ranks, batch, helpers):
+    """Sequences of the micro-batches in the order in which they run, those of all data-parallel ranks together."""
+    dispatch = helpers.scatter(batch, ranks.mesh)
+    parts = ranks.group.call_each("micro_batch_counts", [(shard,) for shard in dispatch.shards])
+    per_rank = []
+    for source in dispatch.sources:
+        shard = dispatch.shards[source]
+        rows = list(
+            zip(shard.split_tokens(shard.input_ids), shard.split_tokens(shard.tokens["loss_mask"]), strict=True)
+        )
+        per_rank.append([[rows[i] for i in indices] for indices in parts[source]])
+    return list(zip(*per_rank, strict=True))
+
+
+def assert_step(ranks, helpers, reference, batch, tolerance=2e-5, **factors):
+    """One step of both; what the reference found, and the names of the figures that were compared."""
+    expected = reference.step(micro_batches(ranks, batch, helpers), lr=SGD["lr"], **factors)
+    figures = ranks.train(batch)
+    assert figures["loss"] == pytest.approx(expected.figures["loss"], rel=1e-5)
+    reported = {name.removeprefix("moe/"): value for name, value in figures.items() if name.startswith("moe/")}
+    for name, value in reported.items():
+        assert value == pytest.approx(expected.figures[name], rel=1e-5), name
+    ours = ranks.weights()
+    assert ours.keys() == expected.weights.keys()
+    worst = max((float((ours[n].double() - w).abs().max()), n) for n, w in expected.weights.items())
+    assert worst[0] < tolerance, worst
+    return expected, set(reported)

@@ -4,51 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from moe_reference import Reference
-
-from areal_like.alloc import ModelAllocation
+from moe_reference import LENGTHS, SGD, Reference, assert_step, build, micro_batches
 
 slow = pytest.mark.slow
-LENGTHS = [90, 5, 17, 2, 31, 44, 8]
-SGD = {"type": "sgd", "lr": 0.5, "weight_decay": 0.0, "gradient_clipping": 0.0}
-"""A step whose change of the weights is the gradient."""
 BOTH = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.05}
 GLOBAL = {"moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.3}
-
-
-def build(request, text, folder, megatron, **options):
-    size = ModelAllocation.parse(text).world_size
-    ranks = request.getfixturevalue({1: "solo", 2: "pair", 4: "quad"}[size])
-    return ranks.build(text, folder, optimizer=SGD, megatron=megatron, **options)
-
-
-def micro_batches(ranks, batch, helpers):
-    """Sequences of the micro-batches in the order in which they run, those of all data-parallel ranks together."""
-    dispatch = helpers.scatter(batch, ranks.mesh)
-    parts = ranks.group.call_each("micro_batch_counts", [(shard,) for shard in dispatch.shards])
-    per_rank = []
-    for source in dispatch.sources:
-        shard = dispatch.shards[source]
-        rows = list(
-            zip(shard.split_tokens(shard.input_ids), shard.split_tokens(shard.tokens["loss_mask"]), strict=True)
-        )
-        per_rank.append([[rows[i] for i in indices] for indices in parts[source]])
-    return list(zip(*per_rank, strict=True))
-
-
-def assert_step(ranks, helpers, reference, batch, tolerance=2e-5, **factors):
-    """One step of both; what the reference found, and the names of the figures that were compared."""
-    expected = reference.step(micro_batches(ranks, batch, helpers), lr=SGD["lr"], **factors)
-    figures = ranks.train(batch)
-    assert figures["loss"] == pytest.approx(expected.figures["loss"], rel=1e-5)
-    reported = {name.removeprefix("moe/"): value for name, value in figures.items() if name.startswith("moe/")}
-    for name, value in reported.items():
-        assert value == pytest.approx(expected.figures[name], rel=1e-5), name
-    ours = ranks.weights()
-    assert ours.keys() == expected.weights.keys()
-    worst = max((float((ours[n].double() - w).abs().max()), n) for n, w in expected.weights.items())
-    assert worst[0] < tolerance, worst
-    return expected, set(reported)
 
 
 # Auxiliary losses
@@ -239,7 +199,7 @@ def test_options_reach_every_layer(solo, models, bridge):
     solo.build("megatron:d1", models("qwen3-moe"), megatron=EVERYTHING | named)
     wanted = EVERYTHING | {"moe_router_enable_expert_bias": True}
     (layers,) = solo.group.call("moe_layers", list(wanted))
-    kinds = {"dispatcher": "MoEAlltoAllTokenDispatcher", "experts": "SequentialMLP"}
+    kinds = {"dispatcher": "LocalDispatcher", "experts": "SequentialMLP"}
     assert layers == [wanted | kinds] * 3
     solo.build("megatron:d1", models("qwen3-moe"), megatron=named)
     (layers,) = solo.group.call("moe_layers", list(DEFAULTS))
@@ -249,7 +209,6 @@ def test_options_reach_every_layer(solo, models, bridge):
 @pytest.mark.parametrize(
     ("megatron", "words"),
     [
-        ({"moe_grouped_gemm": True}, "moe_grouped_gemm: true needs TransformerEngine"),
         ({"moe_permute_fusion": True}, "moe_permute_fusion: true needs TransformerEngine"),
         ({"moe_router_fusion": True}, "moe_router_fusion: true needs TransformerEngine"),
         ({"moe_token_dispatcher_type": "flex"}, "needs the package deep_ep"),

@@ -78,13 +78,13 @@ def test_a_fused_kernel_takes_the_step_of_the_unfused_ones(step, name):
     plain, kind = step(OFF)
     assert kind == "SequentialMLP"
     fused, kind = step(dict.fromkeys(OFF, True) if name == "all" else OFF | {name: True})
-    assert kind == ("TEGroupedMLP" if name in ("moe_grouped_gemm", "all") else "SequentialMLP")
+    assert kind == ("GroupedExperts" if name in ("moe_grouped_gemm", "all") else "SequentialMLP")
     assert_same(fused, plain)
 
 
 def test_kernels_are_on_where_they_exist(step):
     _, kind = step({})
-    assert kind == "TEGroupedMLP"
+    assert kind == "GroupedExperts"
 
 
 @pytest.mark.parametrize(

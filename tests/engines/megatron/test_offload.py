@@ -25,6 +25,7 @@ CASES = {
     "t2-unsharded": ("megatron:t2", "llama-tied", {"ddp": {"use_distributed_optimizer": False}}),
     "p2": ("megatron:p2", "llama-tied", {"dtype": "bfloat16"}),
     "e2": ("megatron:d2e2", "qwen3-moe", {}),
+    "e2-grouped": ("megatron:d2e2", "qwen3-moe", {"megatron": {"moe_grouped_gemm": True}}),
 }
 
 

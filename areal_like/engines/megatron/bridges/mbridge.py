@@ -20,6 +20,7 @@ from transformers import AutoConfig
 from areal_like.engines.megatron.bridges.base import refuse_unsupported
 from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
 from areal_like.engines.megatron.bridges.names import VALUE_HEAD, canonical_name, parameter_names
+from areal_like.engines.megatron.experts import Weight, expert_weights
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.process_groups import ModelGroups, gather_shards
@@ -110,60 +111,56 @@ class MBridge:
     def load(self, chunks: list[torch.nn.Module], path: Path) -> None:
         folder = HuggingFaceFolder(path, self.spec)
         here = self.groups.mesh.coordinates(self.groups.rank)
-        for name, parameter in self._parameters(chunks):
+        for name, weight in self._weights(chunks):
             tensors = [folder.tensor(n) for n in self._bridge._weight_name_mapping_mcore_to_hf(name)]
             if _is_expert(name):
                 size, rank = self.groups.mesh.size("etp"), here.etp
             else:
                 size, rank = self.groups.mesh.size("tp"), here.tp
             whole = self._bridge._weight_to_mcore_format(name, tensors)
-            shard = self._bridge._weight_split_across_tp(name, whole, parameter, size)[rank]
-            with torch.no_grad():
-                parameter.copy_(shard)
+            weight.tensor.copy_(self._bridge._weight_split_across_tp(name, whole, weight.tensor, size)[rank])
 
     def export(
         self, chunks: list[torch.nn.Module], value: Callable[[torch.nn.Parameter], Tensor] = readable
     ) -> Iterator[tuple[str, Tensor]]:
         collection = self.groups.collection
-        for name, parameter in self._parameters(chunks):
+        for name, weight in self._weights(chunks):
             if name == "output_layer.weight" and self.spec.tied_embeddings:
                 continue  # the first stage exports the same tensor as the embedding
-            shard = value(parameter)
+            shard = weight.of(value(weight.parameter))
             if _is_expert(name):
-                whole = self._merge(name, gather_shards(shard, collection.expt_tp), parameter)
+                whole = self._merge(name, gather_shards(shard, collection.expt_tp))
                 for rank, expert in enumerate(gather_shards(whole, collection.ep)):
                     prefix, local = name.rsplit(".weight", 1)
                     number = int(local) % self._experts_per_rank + rank * self._experts_per_rank
                     yield from self._to_hugging_face(f"{prefix}.weight{number}", expert)
-            elif getattr(parameter, "tensor_model_parallel", False):
-                yield from self._to_hugging_face(
-                    name, self._merge(name, gather_shards(shard, collection.tp), parameter)
-                )
+            elif getattr(weight.parameter, "tensor_model_parallel", False):
+                yield from self._to_hugging_face(name, self._merge(name, gather_shards(shard, collection.tp)))
             else:
                 yield from self._to_hugging_face(name, shard)
 
     def tensor_names(self) -> list[str]:
         return [hf for name in parameter_names(self.spec) for hf in self._bridge._weight_name_mapping_mcore_to_hf(name)]
 
-    def _parameters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """This rank's parameters under their names in the whole model (see `names.canonical_name`)."""
+    def _weights(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, Weight]]:
+        """This rank's parameters, expert by expert, under their names in the whole model (`names.canonical_name`)."""
         here = self.groups.mesh.coordinates(self.groups.rank)
         layers = chunk_layers(self.stages, self.groups.mesh.size("pp"), here.pp)
         for chunk, its_layers in zip(chunks, layers, strict=True):
-            for name, parameter in chunk.named_parameters():
-                if name == VALUE_HEAD:
+            for weight in expert_weights(chunk):
+                if weight.name == VALUE_HEAD:
                     continue
                 yield (
                     canonical_name(
-                        name,
+                        weight.name,
                         first_layer=its_layers.start,
                         first_expert=here.ep * self._experts_per_rank,
                         is_moe=self.spec.is_moe,
                     ),
-                    parameter,
+                    weight,
                 )
 
-    def _merge(self, name: str, shards: list[Tensor], parameter: torch.nn.Parameter) -> Tensor:
+    def _merge(self, name: str, shards: list[Tensor]) -> Tensor:
         if len(shards) == 1:
             return shards[0]
         if "linear_fc1." in name:  # each shard holds its part of the gate above its part of the up projection

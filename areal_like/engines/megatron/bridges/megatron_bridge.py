@@ -25,6 +25,7 @@ from areal_like.engines.megatron.bridges.checkpoint import HuggingFaceFolder
 from areal_like.engines.megatron.bridges.names import VALUE_HEAD, parameter_names, whole_name
 from areal_like.engines.megatron.bridges.reading import FolderMapping, each_rank_takes_its_own
 from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge, quiet
+from areal_like.engines.megatron.experts import Weight, expert_weights
 from areal_like.engines.megatron.fp8 import readable
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.output_head import LogProbHead
@@ -120,21 +121,20 @@ class MegatronBridge:
         folder = FolderMapping(HuggingFaceFolder(path, self.spec))
         mesh, here = self.groups.mesh, self.groups.mesh.coordinates(self.groups.rank)
         with each_rank_takes_its_own(tp=(mesh.tp, here.tp), etp=(mesh.etp, here.etp)) as groups:
-            for name, module, parameter in self._parameters(chunks):
+            for name, module, weight in self._weights(chunks):
                 # On the last stage a tied output layer is a copy of the first stage's embedding.
                 mapping = self._mapping(_EMBEDDING if name == _OUTPUT and self.spec.tied_embeddings else name)
                 mapping.set_process_groups_from_pg_collection(groups)
                 tensors = self._bridge.maybe_modify_loaded_hf_weight(mapping.hf_param, folder)
-                with torch.no_grad():
-                    parameter.copy_(mapping.hf_to_megatron(tensors, module))
+                weight.tensor.copy_(mapping.hf_to_megatron(tensors, module))
 
     def export(
         self, chunks: list[torch.nn.Module], value: Callable[[torch.nn.Parameter], Tensor] = readable
     ) -> Iterator[tuple[str, Tensor]]:
-        for name, module, parameter in self._parameters(chunks):
+        for name, module, weight in self._weights(chunks):
             if name == _OUTPUT and self.spec.tied_embeddings:
                 continue  # the first stage exports the same tensor as the embedding
-            tensors = self._mapping(name).megatron_to_hf(value(parameter), module)
+            tensors = self._mapping(name).megatron_to_hf(weight.of(value(weight.parameter)), module)
             for hf_name, tensor in tensors.items():
                 # Without the rows that make the vocabulary divide over the tensor ranks.
                 yield hf_name, tensor[: self.vocab_size] if name in (_EMBEDDING, _OUTPUT) else tensor
@@ -149,20 +149,20 @@ class MegatronBridge:
             raise LookupError(f"megatron-bridge has no Hugging Face name for {name}")
         return mapping
 
-    def _parameters(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Parameter]]:
-        """Name in the whole model, module and parameter of all that this rank holds of the folder's model."""
+    def _weights(self, chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module, Weight]]:
+        """Name in the whole model, module and weight of all that this rank holds of the folder's model."""
         here = self.groups.mesh.coordinates(self.groups.rank)
         layers = chunk_layers(self.stages, self.groups.mesh.size("pp"), here.pp)
         for chunk, its_layers in zip(chunks, layers, strict=True):
-            for name, parameter in chunk.named_parameters():
-                if ".adapter." in name or name == VALUE_HEAD:
+            for weight in expert_weights(chunk):
+                if ".adapter." in weight.name or weight.name == VALUE_HEAD:
                     continue
                 whole = whole_name(
-                    name.replace(".to_wrap.", "."),
+                    weight.name.replace(".to_wrap.", "."),
                     first_layer=its_layers.start,
                     first_expert=here.ep * self._experts_per_rank,
                 )
-                yield whole, chunk.get_submodule(name.rpartition(".")[0]), parameter
+                yield whole, chunk.get_submodule(weight.name.rpartition(".")[0]), weight
 
 
 _DEFAULTS = {

@@ -11,7 +11,7 @@ from megatron.core import dist_checkpointing
 
 from areal_like.config import TrainEngineConfig
 from areal_like.engines.megatron.checkpoint.counters import load_counters, read_counters
-from areal_like.engines.megatron.checkpoint.model_state import load_model, parameter_shards, sharded_model
+from areal_like.engines.megatron.checkpoint.model_state import load_model, parameter_shards, sharded_model, stored_in
 from areal_like.engines.megatron.checkpoint.optimizer_state import gathered, load_tensors, requested
 from areal_like.engines.megatron.checkpoint.random_state import go_on, sharded_random, start_anew
 from areal_like.engines.megatron.checkpoint.writer import Writing
@@ -105,7 +105,7 @@ class Checkpointer:
         """
         self.finish()
         manifest = self._manifest(folder)
-        model = sharded_model(self._chunks, self._groups)
+        model = stored_in(folder, sharded_model(self._chunks, self._groups))
         state: dict[str, Any] = {"optimizer": requested(self._optimizer, parameter_shards(model)), **model}
         same_layout = manifest.layout == self._layout
         if same_layout:

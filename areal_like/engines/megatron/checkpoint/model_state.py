@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedStateDict,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.models.common.language_module import language_module
 from megatron.core.transformer.module import MegatronModule
 
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.spec.checkpoint import CheckpointFault
 
-__all__ = ["Sharded", "load_model", "parameter_shards", "sharded_model"]
+__all__ = ["Sharded", "load_model", "parameter_shards", "sharded_model", "stored_in"]
 
 type Sharded = ShardedTensor | ShardedTensorFactory
 
@@ -34,6 +41,16 @@ def sharded_model(chunks: list[torch.nn.Module], groups: ModelGroups) -> dict[st
             shards = chunk.sharded_state_dict(metadata=dict(metadata))  # type: ignore[operator]
         found[f"model{number}"] = {name: shard for name, shard in shards.items() if not _is_frozen(shard)}
     return found
+
+
+def stored_in(folder: Path, model: dict[str, ShardedStateDict]) -> dict[str, ShardedStateDict]:
+    """The shards without the extra states of modules (scales of FP8) that a checkpoint does not hold: layers of another
+    kind wrote it, which have none."""
+    stored = load_sharded_metadata(str(folder))
+    return {
+        chunk: {n: s for n, s in shards.items() if not isinstance(s, ShardedObject) or s.unique_key in stored}
+        for chunk, shards in model.items()
+    }
 
 
 def parameter_shards(model: dict[str, ShardedStateDict]) -> dict[torch.nn.Parameter, Sharded]:
