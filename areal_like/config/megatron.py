@@ -147,6 +147,35 @@ class MegatronConfig(Section):
         "Attention on GPUs: fused (TransformerEngine, cuDNN), flex (compiled FlexAttention), or auto: the faster of the"
         " two as measured, among those that can do what is asked.",
     )
+    use_precision_aware_optimizer: bool = key(
+        False,
+        "Keep 16 bits beside each bfloat16 parameter instead of its float32 copy (exact), and moments in the types"
+        " below (TransformerEngine).",
+    )
+    main_grads_dtype: Literal["float32", "bfloat16"] | None = key(
+        None,
+        "With use_precision_aware_optimizer: type of the gradients that the optimizer reads; null is that of their"
+        " buffer, which ddp.grad_reduce_in_fp32 decides, and anything else contradicts it.",
+    )
+    main_params_dtype: Literal["float32", "float16"] = key(
+        "float32",
+        "Type of the optimizer's copies of the parameters.",
+        unsupported_unless=("float32",),
+        why="with use_precision_aware_optimizer float32 takes as little: 16 bits beside the parameter's own",
+    )
+    exp_avg_dtype: Literal["float32", "bfloat16", "float16", "uint8"] = key(
+        "float32",
+        "With use_precision_aware_optimizer: type of Adam's mean of gradients.",
+        unsupported_unless=("float32", "bfloat16"),
+        why="float16 and FP8 (uint8) moments have a scale a shard, which another layout could not take over",
+    )
+    exp_avg_sq_dtype: Literal["float32", "bfloat16", "float16", "uint8"] = key(
+        "float32",
+        "With use_precision_aware_optimizer: type of Adam's mean of squared gradients. In bfloat16 it cannot fall with"
+        " beta2 above 0.998.",
+        unsupported_unless=("float32", "bfloat16"),
+        why="float16 and FP8 (uint8) moments have a scale a shard, which another layout could not take over",
+    )
     use_deterministic_algorithms: bool = key(False, "The same batch gives the same bits again.")
     fp8_config: FP8Config | None = key(None, "Matrix products in FP8; null computes in `dtype`.")
     param_offload: bool = key(

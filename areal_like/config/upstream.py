@@ -18,7 +18,6 @@ _NOT_HERE: dict[str, str] = {
     "DDPConfig": "align_param_gather",
     "MegatronConfig": (
         "wrap_with_ddp use_torch_fsdp2 use_custom_fsdp overlap_param_gather_with_optimizer_step "
-        "use_precision_aware_optimizer main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype "
         "use_mbridge_save use_bridge_for_update_weights"
     ),
     "TrainEngineConfig": _ENGINE,

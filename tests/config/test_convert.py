@@ -272,3 +272,35 @@ def test_worlds_that_do_not_fit_the_other_system() -> None:
     assert "4 and 2 ranks" in refused("ours", text, together, "rollout.backend=sglang:d2", target="nemo-rl")
     assert "cannot train with fsdp" in refused("ours", text, "actor.backend=fsdp:d4", target="megatron-lm")
     assert "equal updates" in refused("ours", text, "actor.ppo_n_minibatches=5", target="megatron-lm")
+
+
+def test_gradients_and_optimizer_from_and_to_each_system(tmp_path: Path) -> None:
+    flags = "--no-gradient-accumulation-fusion --use-precision-aware-optimizer --exp-avg-dtype bf16 --bf16"
+    config, _ = ours(tmp_path, "megatron-lm", f"{flags} --use-distributed-optimizer")
+    options = config.actor.megatron
+    assert options.gradient_accumulation_fusion is False and options.use_precision_aware_optimizer
+    assert (options.exp_avg_dtype, options.exp_avg_sq_dtype, options.main_grads_dtype) == ("bfloat16", "float32", None)
+    back = convert("ours", "megatron-lm", (tmp_path / "ours.yaml").read_text(encoding="utf-8")).text
+    for flag in ("--no-gradient-accumulation-fusion", "--use-precision-aware-optimizer", "--exp-avg-dtype bf16"):
+        assert flag in back
+    assert "--exp-avg-sq-dtype" not in back and "--main-grads-dtype" not in back
+    config, _ = ours(tmp_path, "megatron-lm", "--bf16")
+    assert config.actor.megatron.gradient_accumulation_fusion is None, "both systems fuse where they can"
+
+    actor = {
+        "megatron": {"override_transformer_config": {"gradient_accumulation_fusion": False}},
+        "optim": {"override_optimizer_config": {"use_precision_aware_optimizer": True}},
+    }
+    config, found = ours(tmp_path, "verl", yaml.safe_dump({"actor_rollout_ref": {"actor": actor}}))
+    options = config.actor.megatron
+    assert options.gradient_accumulation_fusion is False and options.use_precision_aware_optimizer
+    assert not [text for text in said(found, "AL820") if "fusion" in text or "precision" in text]
+    back = yaml.safe_load(convert("ours", "verl", (tmp_path / "ours.yaml").read_text(encoding="utf-8")).text)
+    assert (
+        back["actor_rollout_ref"]["actor"]["optim"]["override_optimizer_config"]
+        == actor["optim"]["override_optimizer_config"]
+    )
+
+    megatron = {"enabled": True, "optimizer": {"use_precision_aware_optimizer": True}}
+    config, found = ours(tmp_path, "nemo-rl", yaml.safe_dump({"policy": {"megatron_cfg": megatron}}))
+    assert config.actor.megatron.use_precision_aware_optimizer

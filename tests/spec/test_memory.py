@@ -664,3 +664,37 @@ def test_host_memory_of_a_recovery_checkpoint_is_the_part_of_a_node() -> None:
     assert recovery.held_on_first_node(QWEN, allocation, job) == pytest.approx(whole / 4, rel=1e-6)
     alone = dataclasses.replace(job, distributed_optimizer=False)
     assert recovery.held_on_first_node(QWEN, allocation, alone) == whole
+
+
+def test_the_precision_aware_optimizer_by_hand() -> None:
+    """Bytes a parameter: 2 + 4 (gradient) + 12 ordinarily; 16 bits beside the parameter; moments in bfloat16."""
+    elements = 1_543_714_304  # Qwen2.5-1.5B
+    plain = MemoryJob(2048, 1024)
+    aware = dataclasses.replace(plain, precision_aware=True)
+    moments = dataclasses.replace(aware, exp_avg="bfloat16", exp_avg_sq="bfloat16")
+    half = dataclasses.replace(moments, grad_reduce_in_fp32=False)
+    for job, size in ((plain, 18), (aware, 16), (moments, 12), (half, 10)):
+        rank = predict(QWEN, ONE, job).ranks[0]
+        parts = rank.phase("update").parts
+        assert sum(parts[name] for name in ("weights", "gradients", "optimizer")) == size * elements
+        assert rank.phase("load").parts["optimizer"] == (4 * elements if job is plain else 0)
+        # Copies of both moments while a step works on them, in the place of what the passes needed.
+        stay = {
+            "weights",
+            "FP8 copies",
+            "gradients",
+            "optimizer",
+            "workspaces",
+            "CUDA context",
+            "communicators",
+            "batch",
+        }
+        stay |= {"gradients in float32", "moments in float32"}
+        passes = sum(size for name, size in parts.items() if name not in stay)
+        assert parts["moments in float32"] == max(0, (8 if size < 16 else 0) * elements - passes)
+        assert parts["gradients in float32"] == 0
+    assert predict(QWEN, ONE, half).ranks[0].phase("update").parts["moments in float32"] > 0
+    offload = dataclasses.replace(moments, offload=frozenset({"optimizer"}))
+    assert predict(QWEN, ONE, offload).host["at rest"] == PROCESS + 6 * elements
+    stored = [recovery.checkpoint_bytes(QWEN, ONE, job) for job in (plain, half)]
+    assert stored[0] == stored[1] == 14 * elements  # either optimizer reads it

@@ -28,6 +28,7 @@ SIZES = Sizes(
     "expert-tensor-parallel-size",
 )
 _GRANULARITY = one_of({"full": "full", "selective": "selective"})
+_TYPE = one_of({"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"})
 _STAGED = "layers are spread over the stages by their compute"
 
 ROWS: tuple[Row, ...] = (
@@ -44,6 +45,11 @@ ROWS: tuple[Row, ...] = (
     Row("adam-beta1", "actor.optimizer.beta1", 0.9),
     Row("adam-beta2", "actor.optimizer.beta2", 0.999),
     Row("adam-eps", "actor.optimizer.eps", 1e-8),
+    Row("use-precision-aware-optimizer", "actor.megatron.use_precision_aware_optimizer", False),
+    Row("main-grads-dtype", "actor.megatron.main_grads_dtype", "fp32", *_TYPE),
+    Row("main-params-dtype", "actor.megatron.main_params_dtype", "fp32", *_TYPE),
+    Row("exp-avg-dtype", "actor.megatron.exp_avg_dtype", "fp32", *_TYPE),
+    Row("exp-avg-sq-dtype", "actor.megatron.exp_avg_sq_dtype", "fp32", *_TYPE),
     Row("lr-decay-style", "actor.optimizer.lr_scheduler_type", "linear", *SCHEDULE, fill=True),
     Row("lr-warmup-fraction", "actor.optimizer.warmup_steps_proportion", 0.0, fill=True),
     Row("use-distributed-optimizer", "actor.megatron.ddp.use_distributed_optimizer", False, fill=True),

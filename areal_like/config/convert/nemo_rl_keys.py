@@ -74,7 +74,7 @@ ROWS: tuple[Row, ...] = (
     Row(f"{M}.optimizer.fp16", default=False, note="actor.dtype says it"),
     Row(f"{M}.optimizer.params_dtype", default="float32", note="the optimizer's own parameters are float32"),
     Row(f"{M}.optimizer.use_distributed_optimizer", "actor.megatron.ddp.use_distributed_optimizer", True),
-    Row(f"{M}.optimizer.use_precision_aware_optimizer", default=True, note="the optimizer's state is float32"),
+    Row(f"{M}.optimizer.use_precision_aware_optimizer", "actor.megatron.use_precision_aware_optimizer", True),
     Row(f"{M}.optimizer.optimizer_cpu_offload", default=False, note=_STAY),
     Row(f"{M}.optimizer.optimizer_offload_fraction", default=0.0, note=_STAY),
     Row(f"{M}.scheduler.lr_decay_style", "actor.optimizer.lr_scheduler_type", "constant", *SCHEDULE),

@@ -137,6 +137,10 @@ ROWS: tuple[Row, ...] = (
     Row(f"{R}.actor.shuffle", default=False, note="mini-batches keep the order of the batch"),
     Row(f"{R}.actor.optim.lr", "actor.optimizer.lr", 1e-6, fill=True),
     Row(f"{R}.actor.optim.optimizer", "actor.optimizer.type", "adam"),
+    Row(
+        f"{R}.actor.optim.override_optimizer_config.use_precision_aware_optimizer",
+        "actor.megatron.use_precision_aware_optimizer",
+    ),
     Row(f"{R}.actor.optim.weight_decay", "actor.optimizer.weight_decay", 0.01),
     Row(f"{R}.actor.optim.clip_grad", "actor.optimizer.gradient_clipping", 1.0),
     Row(f"{R}.actor.optim.lr_warmup_steps_ratio", "actor.optimizer.warmup_steps_proportion", 0.0, fill=True),

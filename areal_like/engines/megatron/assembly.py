@@ -11,7 +11,7 @@ import torch
 
 from areal_like.alloc import ModelAllocation
 from areal_like.config import TrainEngineConfig
-from areal_like.engines.megatron import cpu, determinism, fp8
+from areal_like.engines.megatron import cpu, determinism, fp8, precision_aware
 from areal_like.engines.megatron.bridges import create_bridge
 from areal_like.engines.megatron.bridges.base import Bridge
 from areal_like.engines.megatron.gradients import fuse_gradients, fuses_gradients
@@ -152,6 +152,10 @@ def build_training(
     assert config.optimizer is not None
     ddp, megatron = config.megatron.ddp, config.megatron
     distributed = shards_optimizer(ddp, config.optimizer)
+    trained = trained_dtype(config, dtype)
+    precision = precision_aware.settings(
+        config, dtype=trained, distributed=distributed, transformer_engine=transformer_engine
+    )
     if fuses_gradients(config, transformer_engine=transformer_engine):
         fuse_gradients(modules)
     chunks = wrap_for_data_parallel(modules, ddp, groups, distributed=distributed, fp8=megatron.fp8_config)
@@ -161,9 +165,10 @@ def build_training(
         chunks,
         config.optimizer,
         groups,
-        dtype=trained_dtype(config, dtype),
+        dtype=trained,
         distributed=distributed,
         fp8=megatron.fp8_config,
+        precision=precision,
     )
     schedule = create_schedule(optimizer, config.optimizer, total_steps)
     options: Any = chunks[0].config

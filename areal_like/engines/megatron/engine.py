@@ -24,6 +24,7 @@ from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_
 from areal_like.engines.megatron.offload import PARTS, Offloader
 from areal_like.engines.megatron.optimizer import loss_scale_figure
 from areal_like.engines.megatron.passes import ModelPasses
+from areal_like.engines.megatron.precision_aware import forget_main_copies
 from areal_like.engines.megatron.process_groups import create_process_groups
 from areal_like.engines.megatron.profile import StepProfiler, create_profiler, named, traced, traced_stream
 from areal_like.engines.megatron.random_states import RandomStates
@@ -206,6 +207,7 @@ class MegatronEngine:
         load_value_head(self.modules, Path(path))
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
+            forget_main_copies(self.optimizer)
             fp8.set_main_weights(self.optimizer, written)
 
     @traced

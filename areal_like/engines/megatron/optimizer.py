@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,8 +69,13 @@ def create_optimizer(
     dtype: torch.dtype,
     distributed: bool,
     fp8: FP8Config | None = None,
+    precision: Mapping[str, Any] | None = None,
 ) -> Any:
-    """AdamW or SGD over this rank's parameters; biases and norms are not decayed (Megatron-Core's rule)."""
+    """AdamW or SGD over this rank's parameters; biases and norms are not decayed (Megatron-Core's rule).
+
+    Args:
+        precision: see `precision_aware.settings`.
+    """
     config = MegatronOptimizerConfig(
         optimizer=optimizer.type,
         lr=optimizer.lr,
@@ -88,7 +94,9 @@ def create_optimizer(
         hysteresis=optimizer.hysteresis,
         params_dtype=dtype,
         use_distributed_optimizer=distributed,
-        fp8_recipe=None if fp8 is None else fp8.recipe,
+        # What it decides concerns parameters in FP8; without them it would keep remainders from being used.
+        fp8_recipe=fp8.recipe if fp8 is not None and fp8.param else None,
+        **(precision or {}),
     )
     made = get_megatron_optimizer(config, chunks, use_gloo_process_groups=False, pg_collection=groups.collection)
     if dtype is torch.float16:

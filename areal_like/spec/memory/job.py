@@ -13,11 +13,14 @@ __all__ = ["BYTES", "GIB", "PARTS", "LoRA", "MemoryJob"]
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Of one element in each dtype a model may have."""
+MOMENT_BYTES = BYTES | {"uint8": 1}
+"""Of one element in each dtype that a moment of Adam may have; uint8 stands for FP8."""
 PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer": "optimizer"}
 """What can be offloaded, and its row in a table of phases."""
 
 
 Dtype = Literal["bfloat16", "float16", "float32"]
+Moment = Literal["bfloat16", "float16", "float32", "uint8"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class MemoryJob:
         optimizer: "adam", "sgd", or None for a model that is not trained.
         distributed_optimizer: optimizer state is sharded over data-parallel ranks.
         gradient_accumulation_fusion: products add weight gradients to the buffer (TransformerEngine's layers).
+        precision_aware: the optimizer keeps 16 bits of each float32 copy (`use_precision_aware_optimizer`).
+        exp_avg, exp_avg_sq: types of Adam's moments.
         grad_reduce_in_fp32: gradients are kept in float32 whatever the dtype.
         imbalance: rows that the busiest expert rank receives, as a multiple of the mean. None: 1 when a rank holds all
             experts (then it is exact), else `activations.IMBALANCE`.
@@ -88,6 +93,9 @@ class MemoryJob:
     optimizer: Literal["adam", "sgd"] | None = "adam"
     distributed_optimizer: bool = True
     gradient_accumulation_fusion: bool = True
+    precision_aware: bool = False
+    exp_avg: Moment = "float32"
+    exp_avg_sq: Moment = "float32"
     grad_reduce_in_fp32: bool = True
     imbalance: float | None = None
     offload: frozenset[str] = frozenset()

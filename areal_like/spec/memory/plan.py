@@ -212,7 +212,8 @@ class _Trainer:
         parts = self.resident | {"workspaces": 0, "FP8 copies": 0}
         built = states.load_transient(self.trained)
         main_copy = states.main_copy(self.spec, self.allocation, self.trained, self.job)
-        parts["optimizer"] = 0 if built >= main_copy else main_copy  # moments come with the first step
+        main_copy = 0 if self.job.precision_aware else main_copy  # it comes with the first step, as moments do
+        parts["optimizer"] = 0 if built >= main_copy else main_copy
         parts["parameters as built"] = built if built >= main_copy else 0
         return Phase("load", parts)
 
@@ -239,8 +240,12 @@ class _Trainer:
         resident = self.resident | {"batch": overhead.batch(spec, job)}
         times = schedule.moments(allocation.pp, allocation.vpp, self.ranks.stage, job.micro_batches)
         passes = max((self._backward(moment) for moment in times), key=lambda parts: sum(parts.values()))
-        made = states.main_gradients(spec, allocation, self.trained, job)
-        return Phase("update", resident | passes | {"gradients in float32": max(0, made - sum(passes.values()))})
+        # In the step, when what the passes needed is free again; these two never come together.
+        more = {
+            "gradients in float32": states.main_gradients(spec, allocation, self.trained, job),
+            "moments in float32": states.moments_in_float32(spec, allocation, self.trained, job),
+        }
+        return Phase("update", resident | passes | {n: max(0, s - sum(passes.values())) for n, s in more.items()})
 
     def _backward(self, moment: schedule.Moment) -> dict[str, int]:
         """A backward pass where it begins (at the end of the model: in the head), or in its first layer."""

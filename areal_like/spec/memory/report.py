@@ -19,6 +19,7 @@ ORDER = (
     "gradients",
     "optimizer",
     "gradients in float32",
+    "moments in float32",
     "rollout weights",
     "KV cache",
     "activations",

@@ -5,6 +5,8 @@
                                                 with `fp8_config.param` they take the place of the b bytes
     gradients   4 a trained parameter           (b when `grad_reduce_in_fp32` is off); one buffer, not sharded
     optimizer   12 a trained parameter / dp     b = 2 with Adam: float32 copy 4, first and second moment 4 + 4
+                10 a trained parameter / dp     the same with `use_precision_aware_optimizer`: 2 beside the parameter
+                                                instead of the copy; a moment in bfloat16 saves 2 more
                  8 a trained parameter / dp     b = 4 with Adam: the parameter itself is the float32 copy
                  4 a trained parameter          b = 2 with SGD (no momentum, not sharded); 0 in float32
 
@@ -19,12 +21,21 @@ has it.
 from __future__ import annotations
 
 from areal_like.alloc import ModelAllocation
-from areal_like.spec.memory.job import MemoryJob
+from areal_like.spec.memory.job import MOMENT_BYTES, MemoryJob
 from areal_like.spec.memory.trained import Trained
 from areal_like.spec.model import ModelSpec
 from areal_like.spec.shards import StageCounts, has_expert_buffer
 
-__all__ = ["fp8_copies", "gradients", "load_transient", "main_copy", "main_gradients", "optimizer", "weights"]
+__all__ = [
+    "fp8_copies",
+    "gradients",
+    "load_transient",
+    "main_copy",
+    "main_gradients",
+    "moments_in_float32",
+    "optimizer",
+    "weights",
+]
 
 FP8_COPIES = 2
 """Bytes of a weight in FP8: once by rows, once by columns, since FP8 products take their second matrix transposed."""
@@ -49,18 +60,30 @@ def gradients(held: Trained, job: MemoryJob) -> int:
 
 def optimizer(spec: ModelSpec, allocation: ModelAllocation, held: Trained, job: MemoryJob) -> int:
     """Bytes of a rank's optimizer state, on the data-parallel rank that has the most."""
-    moments = 8 if job.optimizer == "adam" else 0
+    moments = MOMENT_BYTES[job.exp_avg] + MOMENT_BYTES[job.exp_avg_sq] if job.optimizer == "adam" else 0
     return main_copy(spec, allocation, held, job) + _shard(spec, allocation, held, job) * moments
 
 
 def main_copy(spec: ModelSpec, allocation: ModelAllocation, held: Trained, job: MemoryJob) -> int:
-    """Bytes of the float32 copies that the optimizer updates."""
-    return 0 if held.element == 4 else _shard(spec, allocation, held, job) * 4
+    """Bytes of the float32 copies that the optimizer updates, or of what it keeps of them beside the parameters."""
+    return 0 if held.element == 4 else _shard(spec, allocation, held, job) * (2 if job.precision_aware else 4)
 
 
 def main_gradients(spec: ModelSpec, allocation: ModelAllocation, held: Trained, job: MemoryJob) -> int:
-    """Bytes of the float32 gradients that a step makes from a 16-bit buffer; 0 where the buffer is float32."""
-    return 0 if job.grad_reduce_in_fp32 or held.element == 4 else _shard(spec, allocation, held, job) * 4
+    """Bytes of the float32 gradients that a step makes from a 16-bit buffer; 0 where the buffer is float32 or the
+    optimizer reads it as it is."""
+    as_it_is = job.grad_reduce_in_fp32 or held.element == 4 or job.precision_aware
+    return 0 if as_it_is else _shard(spec, allocation, held, job) * 4
+
+
+def moments_in_float32(spec: ModelSpec, allocation: ModelAllocation, held: Trained, job: MemoryJob) -> int:
+    """Bytes of the float32 copies of 16-bit moments that a step works on, all of one group of parameters at once
+    (FusedAdam); experts in groups of their own are a group."""
+    reduced = sum(4 for dtype in (job.exp_avg, job.exp_avg_sq) if dtype != "float32") if job.optimizer == "adam" else 0
+    if not has_expert_buffer(spec, allocation):
+        return _shard(spec, allocation, held, job) * reduced
+    rest = -(-(held.total - held.expert) // (allocation.dp * allocation.cp))
+    return max(rest, -(-held.expert // allocation.edp)) * reduced
 
 
 def load_transient(held: Trained) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from areal_like.engines.megatron.checkpoint.optimizer_state import chain, pieces
 
 
 def fused_layers(engine: Any) -> int:
@@ -24,3 +27,28 @@ def named_gradients(engine: Any) -> dict[str, Tensor]:
 
 def configured(engine: Any) -> bool:
     return bool(engine.passes.config.gradient_accumulation_fusion)
+
+
+def optimizer_values(engine: Any) -> dict[str, Tensor]:
+    """By parameter and kind, float32 `[elements]`: the copies that the optimizer updates, the moments, and the
+    parameters themselves."""
+    found = {}
+    for index, part in enumerate(chain(engine.optimizer)):
+        for piece in pieces(part):
+            for kind in piece.tensors:
+                found[f"{index}.{piece.number}.{kind}"] = piece.read(kind).float().cpu().clone()
+            own = piece.parameter.detach().view(-1)[piece.start : piece.end]
+            found[f"{index}.{piece.number}.parameter"] = own.float().cpu()
+    return found
+
+
+def state_bytes(engine: Any) -> tuple[int, int]:
+    """Bytes of what the optimizer keeps beside the parameters, and the elements that it trains."""
+    size, elements = 0, 0
+    for part in chain(engine.optimizer):
+        for group in part.optimizer.param_groups:
+            elements += sum(p.numel() for p in group["params"])
+            size += sum(p.numel() * 4 for p in group["params"] if p.dtype is torch.float32)
+        for state in part.optimizer.state.values():
+            size += sum(t.numel() * t.element_size() for t in state.values() if torch.is_tensor(t) and t.ndim)
+    return size, elements

@@ -83,7 +83,6 @@ OPTIONS = {
     },
     "overlapped": {"ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True}},
     "in 16 bits": {"ddp": {"grad_reduce_in_fp32": False}},
-    "deterministic": {"megatron": {"use_deterministic_algorithms": True}},
     "second step": {"step": 1},
     "fp8": {"megatron": {"fp8_config": {"recipe": "tensorwise"}}},
     "fp8 parameters": {"megatron": {"fp8_config": {"recipe": "blockwise", "param": True}}},

@@ -1,6 +1,7 @@
 """The optimizer's tensors, independent of how they are spread over ranks.
 
-Each trained parameter has a float32 copy (unless it is float32 itself) and Adam's two moments. They are stored as whole
+Each trained parameter has a float32 copy (unless it is float32 itself) and Adam's two moments, which are stored in
+float32 however the optimizer keeps them (`precision_aware`): a checkpoint fits either. They are stored as whole
 parameters under `optimizer.state.KIND.NAME`, sharded like the parameter: Megatron-Core's `fully_reshardable` format.
 
 Megatron-Core's own route through `sharded_state_dict` and `load_state_dict` of the optimizer is not taken. It stores
@@ -24,6 +25,8 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
 from areal_like.engines.megatron.checkpoint.model_state import Sharded
+from areal_like.engines.megatron.precision_aware import MAIN_COPY, keeps_remainders, main_copy, remainder
+from areal_like.spec.checkpoint import CheckpointFault
 
 __all__ = ["chain", "gathered", "load_tensors", "requested"]
 
@@ -39,6 +42,7 @@ class Piece:
     Attributes:
         number: of the parameter among those of its optimizer, the same on all ranks that share its state.
         tensors: the main parameter and the moments, views of the optimizer's own tensors.
+        shard: of the parameter, where the optimizer keeps remainders of it instead of a main parameter.
     """
 
     number: int
@@ -46,6 +50,27 @@ class Piece:
     start: int
     end: int
     tensors: dict[str, Tensor]
+    shard: Tensor | None = None
+
+    def read(self, kind: str) -> Tensor:
+        """float32 values; the optimizer's own tensor where it is float32, else a copy in host memory."""
+        tensor = self.tensors[kind]
+        if kind == MAIN and self.shard is not None:
+            return main_copy(self.shard, tensor).cpu()
+        return tensor if tensor.dtype is torch.float32 else tensor.to("cpu", torch.float32)
+
+    def write(self, kind: str, values: Tensor) -> None:
+        """Take over float32 values; the parameter has its own already.
+
+        Raises:
+            CheckpointFault: they are not those of the parameter.
+        """
+        if kind == MAIN and self.shard is not None:
+            try:
+                values = remainder(self.shard, values.to(self.shard.device))
+            except ValueError as error:
+                raise CheckpointFault(f"the checkpoint contradicts itself: {error}") from error
+        self.tensors[kind].copy_(values)
 
 
 Parts = dict[int, tuple[int, int]]
@@ -67,7 +92,7 @@ def create_moments(optimizer: Any) -> None:
                 if inner.state[parameter] or parameter.numel() == 0:
                     continue
                 if hasattr(inner, "initialize_state"):  # TransformerEngine's FusedAdam keeps the step in the group
-                    inner.initialize_state(parameter, False)
+                    inner.initialize_state(parameter, keeps_remainders(inner, parameter))
                 elif isinstance(inner, torch.optim.Adam):
                     inner.state[parameter] = {
                         "step": torch.zeros((), dtype=torch.float32),
@@ -94,7 +119,8 @@ def _sharded_pieces(part: DistributedOptimizer) -> Iterator[Piece]:
                     main = part.optimizer.param_groups[group]["params"][order]
                     kept = range_map["param"]
                     tensors = _tensors(part.optimizer, parameter, main)
-                    yield Piece(numbers[parameter], parameter, kept.start, kept.end, tensors)
+                    shard = main.detach().view(-1) if keeps_remainders(part.optimizer, main) else None
+                    yield Piece(numbers[parameter], parameter, kept.start, kept.end, tensors, shard)
 
 
 def _whole_pieces(part: Any) -> Iterator[Piece]:
@@ -113,7 +139,7 @@ def _tensors(inner: torch.optim.Optimizer, parameter: torch.nn.Parameter, main: 
     state = inner.state[main]
     found = {name: state[name] for name in MOMENTS if name in state}
     if parameter.dtype is not torch.float32:
-        found[MAIN] = main
+        found[MAIN] = state[MAIN_COPY] if keeps_remainders(inner, main) else main
     return {name: tensor.detach().view(-1) for name, tensor in found.items()}
 
 
@@ -132,7 +158,8 @@ def gathered(optimizer: Any, shards: dict[torch.nn.Parameter, Sharded]) -> dict[
             shards[parameter].replica_id = _replica(shards[parameter], owned=False)
         for piece, owner, parts in _spread(part):
             shard = shards[piece.parameter]
-            tensors = piece.tensors if len(parts) == 1 else _exchange(piece, owner, parts)
+            whole = len(parts) == 1
+            tensors = {kind: piece.read(kind) for kind in piece.tensors} if whole else _exchange(piece, owner, parts)
             if isinstance(part, DistributedOptimizer):
                 shard.replica_id = _replica(shard, owned=owner == dist.get_rank())
             for kind, tensor in tensors.items():
@@ -144,7 +171,7 @@ def _exchange(piece: Piece, owner: int, parts: Parts) -> dict[str, Tensor]:
     """The whole tensors on `owner`, nothing elsewhere. Parts travel through the memory of the host."""
     rank = dist.get_rank()
     kinds = sorted(piece.tensors)
-    own = torch.stack([piece.tensors[kind].to("cpu", torch.float32) for kind in kinds])
+    own = torch.stack([piece.read(kind).to("cpu") for kind in kinds])
     if rank != owner:
         dist.send(own, dst=owner)
         return {}
@@ -181,8 +208,8 @@ def load_tensors(optimizer: Any, loaded: dict[str, Tensor]) -> None:
     """Copy what was read into the optimizer's own tensors."""
     for index, part in enumerate(chain(optimizer)):
         for piece in pieces(part):
-            for kind, tensor in piece.tensors.items():
-                tensor.copy_(loaded[_name(index, piece, kind)].reshape(-1)[piece.start : piece.end])
+            for kind in piece.tensors:
+                piece.write(kind, loaded[_name(index, piece, kind)].reshape(-1)[piece.start : piece.end])
 
 
 # Both
