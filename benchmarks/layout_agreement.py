@@ -106,7 +106,10 @@ def draw(config: RLConfig) -> PackedBatch:
 
 def first_step(file: str, layout: str, device: str, dtype: str, batch: PackedBatch) -> dict[str, Any]:
     """Loss and gradient norm of the first update under a layout."""
-    config = load_config(file, [f"actor.backend={layout}", f"device={device}", f"actor.dtype={dtype}"])
+    overrides = [f"actor.backend={layout}", f"device={device}", f"actor.dtype={dtype}"]
+    if device != "cpu":
+        overrides.append("actor.enable_tree_training=false")  # the attention of GPUs has it not
+    config = load_config(file, overrides)
     rows = load_rows(config.train_dataset, seed=config.seed, asker=Asker("train_dataset", config.location))
     start = time.monotonic()
     job = prepare(config, rows, None)

@@ -93,6 +93,9 @@ class TrainEngineConfig(Section):
     is_critic: bool = key(False, "Predict a value for each token instead of the next token; the head starts at 0.")
     init_from_scratch: bool = key(False, "Start from random weights of the same architecture.")
     disable_dropout: bool = key(False, "Train without dropout, whatever the model's configuration says.")
+    enable_tree_training: bool = key(
+        False, "Compute once what sequences of a micro-batch share at their beginning, as the answers to one prompt do."
+    )
     gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass to save memory.")
     dtype: Literal["float32", "bfloat16", "float16"] = key("bfloat16", "Type of parameters and arithmetic.")
     mb_spec: MicroBatchConfig = key(MicroBatchConfig, "Micro-batches of a step.")

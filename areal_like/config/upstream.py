@@ -6,7 +6,7 @@ from typing import Any
 
 _ENGINE = (
     "attn_impl use_kernels pad_to_maximum grad_reduce_dtype optimizer_dtype fsdp archon offload "
-    "enable_tree_training _version admin_api_key log_level request_timeout "
+    "_version admin_api_key log_level request_timeout "
     "setup_timeout"
 )
 

@@ -6,6 +6,8 @@ A packed micro-batch travels through the model as one row `[tokens, 1, hidden]`,
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -23,45 +25,104 @@ __all__ = ["DocumentGroups", "LocalPackedSeqParams", "PackedAttention", "PackedR
 
 
 @dataclass(frozen=True)
+class Prefixes:
+    """What the documents of a group see before their own tokens: each one another document of the row.
+
+    Attributes:
+        index: int64 `[documents * longest]`, the tokens of each prefix, padded on the right by repeating the first.
+        mask: bool `[documents, 1, tokens, longest + tokens]`, what each of a document's own tokens sees.
+    """
+
+    index: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
 class DocumentGroups:
     """Documents of similar length, to be padded on the right into one attention call each.
 
     `shapes`: `(documents, longest)` of each group. `index`: the token in each slot, all groups laid end to end (padding
-    repeats the document's last token). `slots`: the slot of each token. Made once a micro-batch, used by every layer.
+    repeats the document's last token). `slots`: the slot of each token. `prefixes`: of each group, None where its
+    documents have none. Made once a micro-batch, used by every layer.
     """
 
     shapes: list[tuple[int, int]]
     index: Tensor
     slots: Tensor
+    prefixes: list[Prefixes | None]
 
     MAX_PADDING = 0.25
 
     @classmethod
-    def of(cls, cu_seqlens: Tensor) -> DocumentGroups:
+    def of(cls, cu_seqlens: Tensor, seen: Sequence[int | None] | None = None) -> DocumentGroups:
+        """`cu_seqlens` `[documents + 1]`; `seen`: which document, if any, each one sees as the tokens before it."""
         bounds = cu_seqlens.tolist()
-        documents = sorted(((end - start, start) for start, end in pairwise(bounds)), reverse=True)
-        documents = [d for d in documents if d[0] > 0]
-        groups: list[list[tuple[int, int]]] = []
-        for length, start in documents:
+        spans = list(pairwise(bounds))
+        before = [(0, 0) if number is None else spans[number] for number in seen or [None] * len(spans)]
+        # By the size class of the prefix, then by length; an empty document has no place in any group.
+        documents = sorted(
+            (
+                (cls._size_class(prefix[1] - prefix[0]), span[1] - span[0], span[0], prefix)
+                for span, prefix in zip(spans, before, strict=True)
+                if span[1] > span[0]
+            ),
+            reverse=True,
+        )
+        groups: list[list[_Document]] = []
+        for size, length, start, prefix in documents:
+            document = _Document(length, start, size, prefix)
             # Longest first: a document joins while it fills most of the group's row.
-            if groups and length >= (1 - cls.MAX_PADDING) * groups[-1][0][0]:
-                groups[-1].append((length, start))
+            first = groups[-1][0] if groups else None
+            if first and first.size_of_prefix == size and length >= (1 - cls.MAX_PADDING) * first.length:
+                groups[-1].append(document)
             else:
-                groups.append([(length, start)])
+                groups.append([document])
         slots = torch.empty(bounds[-1], dtype=torch.int64)
         shapes, indices, offset = [], [torch.empty(0, dtype=torch.int64)], 0
         for group in groups:
-            longest = group[0][0]
+            longest = group[0].length
             steps = torch.arange(longest)
-            starts = torch.tensor([start for _, start in group])[:, None]
-            lengths = torch.tensor([length for length, _ in group])[:, None]
+            starts = torch.tensor([document.start for document in group])[:, None]
+            lengths = torch.tensor([document.length for document in group])[:, None]
             index = starts + torch.minimum(steps[None], lengths - 1)
             own = steps[None] < lengths
             slots[index[own]] = offset + torch.arange(index.numel()).view_as(index)[own]
             shapes.append((len(group), longest))
             indices.append(index.flatten())
             offset += index.numel()
-        return cls(shapes, torch.cat(indices).to(cu_seqlens.device), slots.to(cu_seqlens.device))
+        device = cu_seqlens.device
+        prefixes = [cls._prefixes(group, device) if group[0].size_of_prefix else None for group in groups]
+        return cls(shapes, torch.cat(indices).to(device), slots.to(device), prefixes)
+
+    @classmethod
+    def _size_class(cls, length: int) -> int:
+        """0 for nothing; lengths of one class differ by no more than `MAX_PADDING` of the longest."""
+        return 1 + math.ceil(math.log(length, 1 / (1 - cls.MAX_PADDING))) if length else 0
+
+    @staticmethod
+    def _prefixes(group: list[_Document], device: torch.device) -> Prefixes:
+        bounds = torch.tensor([document.prefix for document in group])
+        starts, lengths = bounds[:, :1], bounds[:, 1:] - bounds[:, :1]
+        steps = torch.arange(int(lengths.max()))
+        real = steps[None] < lengths
+        index = torch.where(real, starts + steps[None], starts)
+        tokens = group[0].length
+        causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        documents = len(group)
+        mask = torch.cat(
+            [real[:, None].expand(-1, tokens, -1), causal[None].expand(documents, -1, -1)],
+            dim=2,
+        )
+        return Prefixes(index.flatten().to(device), mask[:, None].to(device))
+
+
+@dataclass(frozen=True)
+class _Document:
+    length: int
+    start: int
+    size_of_prefix: int
+    prefix: tuple[int, int]
+    """First token and end; equal where there is none."""
 
 
 @dataclass
@@ -117,7 +178,8 @@ class PackedAttention(MegatronModule):
     """Causal scaled-dot-product attention inside each document of a packed row.
 
     Padding is on the right and attention is causal, so no real query sees a padded key: no mask is needed and torch's
-    fused kernels apply.
+    fused kernels apply. Documents that go on from another one see that one's keys and values before their own, under a
+    mask.
     """
 
     def __init__(
@@ -158,10 +220,18 @@ class PackedAttention(MegatronModule):
         """This rank holds whole documents."""
         padded = [_Pad.apply(x, groups.index, groups.slots) for x in (query, key, value)]
         outputs, start = [], 0
-        for documents, longest in groups.shapes:
+        for (documents, longest), prefixes in zip(groups.shapes, groups.prefixes, strict=True):
             end = start + documents * longest
             q, k, v = (x[start:end].view(documents, longest, x.shape[1], x.shape[2]) for x in padded)
-            outputs.append(self._attend(q, k, v, is_causal=True).reshape(end - start, -1))
+            if prefixes is None:
+                out = self._attend(q, k, v, is_causal=True)
+            else:
+                k, v = (
+                    torch.cat([x.index_select(0, prefixes.index).view(documents, -1, *x.shape[1:]), own], dim=1)
+                    for x, own in ((key, k), (value, v))
+                )
+                out = self._attend(q, k, v, mask=prefixes.mask)
+            outputs.append(out.reshape(end - start, -1))
             start = end
         return _Unpad.apply(torch.cat(outputs), groups.slots)
 

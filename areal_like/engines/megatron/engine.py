@@ -104,6 +104,10 @@ class MegatronEngine:
         model = build_model(self.config, self.allocation, self.groups, device=self.device, dtype=self.dtype)
         self.spec, self.stages, self.bridge = model.spec, model.stages, model.bridge
         self.modules, self.moe, self.transformer_engine = model.modules, model.moe, model.transformer_engine
+        if self.config.enable_tree_training and (model.transformer_engine or model.moe or self.allocation.cp > 1):
+            raise ValueError(
+                "enable_tree_training needs a dense model with the local layers (device: cpu), no context parallelism"
+            )
         if not self.config.init_from_scratch:
             self.load(self.path)
         if self.config.use_lora:
@@ -277,6 +281,7 @@ class MegatronEngine:
             at_least=spec.n_mbs or 1,
             multiple_of=self.allocation.pp if self.allocation.vpp > 1 else 1,
             same_length=self.moe is not None and self.moe.needs_same_length,
+            share_prefixes=self.config.enable_tree_training,
             padding=Padding(*padding_multiples(self.allocation.tp, self.allocation.cp, block)),
             data_parallel_group=self.groups.collection.dp,
             context_parallel_group=self.groups.collection.cp,

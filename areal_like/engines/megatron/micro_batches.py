@@ -12,7 +12,7 @@ from torch import Tensor
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.megatron.attention import DocumentGroups, LocalPackedSeqParams
 from areal_like.engines.megatron.context_parallel import local_tokens, padded_to_gathered
-from areal_like.spec import count_micro_batches, pack_micro_batches, padded_length
+from areal_like.spec import Family, count_micro_batches, find_families, pack_micro_batches, padded_length
 
 __all__ = ["MicroBatch", "Padding", "make_micro_batches"]
 
@@ -43,7 +43,8 @@ class MicroBatch:
         input_ids, positions: `[1, local tokens]`; padding at the end of the row forms a document of its own.
         labels: `[local tokens]`, the next token of each position in its sequence, 0 where there is none.
         packed: documents for the attention.
-        places: `[tokens]`, where each token of `batch` is in the gathered row.
+        places: `[tokens]`, where each token of `batch` is in the gathered row; tokens that sequences share have one
+            place.
     """
 
     batch: PackedBatch
@@ -78,6 +79,7 @@ def make_micro_batches(
     at_least: int,
     multiple_of: int = 1,
     same_length: bool = False,
+    share_prefixes: bool = False,
     padding: Padding = Padding(),
     data_parallel_group: dist.ProcessGroup,
     context_parallel_group: dist.ProcessGroup | None = None,
@@ -91,6 +93,8 @@ def make_micro_batches(
         at_least: fewest micro-batches.
         multiple_of: the number of micro-batches is a multiple of it (interleaved pipelines).
         same_length: pad micro-batches that run at the same time to one length on all data-parallel ranks.
+        share_prefixes: what sequences of a micro-batch have in common at their beginning is in the row once; only with
+            the local attention and without context parallelism.
 
     Raises:
         SequenceTooLong: one sequence exceeds the budget (on every rank, so that none waits for another).
@@ -103,21 +107,26 @@ def make_micro_batches(
         longest = torch.tensor([max(lengths, default=0)], device=device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=data_parallel_group)
         count_micro_batches([int(longest)], max_tokens, **rounding)  # raises on every rank
-    count = torch.tensor([count_micro_batches(lengths, max_tokens, **rounding)], device=device)
+    if share_prefixes:
+        families = find_families([ids.tolist() for ids in batch.split_tokens(batch.input_ids)], max_tokens)
+    else:
+        families = [Family((index,), 0, length) for index, length in enumerate(lengths)]
+    sizes = [family.tokens for family in families]
+    count = torch.tensor([count_micro_batches(sizes, max_tokens, **rounding)], device=device)
     dist.all_reduce(count, op=dist.ReduceOp.MAX, group=data_parallel_group)
     bins = pack_micro_batches(
-        lengths, max_tokens, at_least=max(int(count), at_least), multiple_of=multiple_of, **rounding
+        sizes, max_tokens, at_least=max(int(count), at_least), multiple_of=multiple_of, **rounding
     )
     # Balancing can need one more than first-fit: agree once more.
     final = torch.tensor([len(bins)], device=device)
     dist.all_reduce(final, op=dist.ReduceOp.MAX, group=data_parallel_group)
     if int(final) > len(bins):
         bins += [[] for _ in range(int(final) - len(bins))]
-    rows = torch.tensor([_row_length([lengths[i] for i in b], padding) for b in bins], device=device)
+    rows = torch.tensor([_row_length([sizes[i] for i in b], padding) for b in bins], device=device)
     if same_length:
         dist.all_reduce(rows, op=dist.ReduceOp.MAX, group=data_parallel_group)
     return [
-        _micro_batch(batch.select(b), b, row, padding, context_parallel_group, device, local_attention)
+        _micro_batch(batch, [families[i] for i in b], row, padding, context_parallel_group, device, local_attention)
         for b, row in zip(bins, rows.tolist(), strict=True)
     ]
 
@@ -128,35 +137,80 @@ def _row_length(lengths: list[int], padding: Padding) -> int:
     return max(padded_length(tokens, padding.micro_batch), padding.micro_batch)
 
 
+@dataclass(frozen=True)
+class _Row:
+    """The documents of a packed row, each the rest of a sequence, a beginning that some share, or padding.
+
+    Attributes:
+        lengths: padded.
+        positions: of the first token of each in its sequence.
+        seen: number of the document that each goes on from, None where it starts a sequence.
+        places: where each token of the sequences is in the row.
+    """
+
+    lengths: list[int]
+    positions: list[int]
+    seen: list[int | None]
+    places: Tensor
+
+    @classmethod
+    def of(cls, families: list[Family], sequence_lengths: list[int], row_length: int, multiple: int) -> _Row:
+        """`sequence_lengths`: of the members of all families, in their order; the rest of the row is padding."""
+        lengths: list[int] = []
+        positions: list[int] = []
+        seen: list[int | None] = []
+        places = [torch.empty(0, dtype=torch.int64)]
+        waiting, start = iter(sequence_lengths), 0
+        for family in families:
+            common, shared = torch.arange(start, start + family.shared), None
+            if family.shared:
+                shared = len(lengths)
+                lengths.append(family.shared)
+                positions.append(0)
+                seen.append(None)
+                start += family.shared
+            for _ in family.members:
+                rest = next(waiting) - family.shared
+                if rest == 0:  # an empty sequence
+                    continue
+                lengths.append(padded_length(rest, multiple))
+                positions.append(family.shared)
+                seen.append(shared)
+                places += [common, torch.arange(start, start + rest)]
+                start += lengths[-1]
+        if start < row_length:
+            lengths.append(row_length - start)
+            positions.append(0)
+            seen.append(None)
+        return cls(lengths, positions, seen, torch.cat(places))
+
+
 def _micro_batch(
     batch: PackedBatch,
-    indices: list[int],
+    families: list[Family],
     row_length: int,
     padding: Padding,
     context_parallel_group: dist.ProcessGroup | None,
     device: torch.device,
     local_attention: bool,
 ) -> MicroBatch:
-    batch = batch.to(device)
+    indices = [index for family in families for index in family.members]
+    batch = batch.select(indices).to(device)
     group = context_parallel_group
     cp, rank = (1, 0) if group is None else (group.size(), group.rank())
-    real = [n for n in batch.lengths if n > 0]
-    padded = [padded_length(n, padding.sequence) for n in real]
-    if filling := row_length - sum(padded):
-        real, padded = [*real, 0], [*padded, filling]
-    rows = torch.cat([torch.arange(n) for n in padded])
-    starts = torch.tensor([0, *padded]).cumsum(0)
-    # Where each token of the batch is in the padded row.
-    own = torch.cat([torch.arange(n) + start for n, start in zip(real, starts.tolist()[:-1], strict=True)]).to(device)
+    row = _Row.of(families, batch.lengths, row_length, padding.sequence)
+    rows = torch.cat([torch.arange(first, first + n) for first, n in zip(row.positions, row.lengths, strict=True)])
+    starts = torch.tensor([0, *row.lengths]).cumsum(0)
+    own = row.places.to(device)
     ids = batch.input_ids.new_zeros(int(starts[-1]))
     ids[own] = batch.input_ids
     following = torch.cat([batch.input_ids[1:], batch.input_ids.new_zeros(1)])[: own.numel()]
     ends = batch.cu_seqlens[1:]
     following[ends[ends > batch.cu_seqlens[:-1]] - 1] = 0  # the last token of a sequence predicts nothing
     labels = torch.zeros_like(ids)
-    labels[own] = following
-    mine = local_tokens(padded, cp, rank).to(device)
-    gathered = padded_to_gathered(padded, cp).to(device)
+    labels[own] = following  # the last token of a shared beginning has one successor too (`Family.shared`)
+    mine = local_tokens(row.lengths, cp, rank).to(device)
+    gathered = padded_to_gathered(row.lengths, cp).to(device)
     positions = rows.to(device)[mine]
     return MicroBatch(
         batch,
@@ -164,27 +218,27 @@ def _micro_batch(
         ids[mine][None],
         positions[None],
         labels[mine],
-        _packed_seq_params(starts.to(device), padded, positions, None if cp == 1 else gathered, local_attention),
+        _packed_seq_params(starts.to(device), row, positions, None if cp == 1 else gathered, local_attention),
         gathered[own],
     )
 
 
 def _packed_seq_params(
     cu_seqlens: Tensor,
-    lengths: list[int],
+    row: _Row,
     positions: Tensor,
     gathered: Tensor | None,
     local: bool,
 ) -> PackedSeqParams:
-    longest = max(lengths)
+    longest = max(first + length for first, length in zip(row.positions, row.lengths, strict=True))
     if local:
         return LocalPackedSeqParams(
             qkv_format="sbhd",
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             positions=positions,
-            groups=DocumentGroups.of(cu_seqlens) if gathered is None else None,
-            lengths=lengths,
+            groups=DocumentGroups.of(cu_seqlens, row.seen) if gathered is None else None,
+            lengths=row.lengths,
             gathered=gathered,
         )
     cu = cu_seqlens.to(torch.int32)

@@ -14,6 +14,7 @@ from areal_like.preflight.rules import (  # noqa: I001
     float16,
     optimizer,
     recomputation,
+    tree_training,
     memory,
     residence,
     profiler,
@@ -40,4 +41,5 @@ __all__ = [
     "recovery",
     "residence",
     "rollouts",
+    "tree_training",
 ]

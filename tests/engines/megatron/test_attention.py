@@ -74,6 +74,44 @@ def test_documents_do_not_see_each_other(lengths, heads, kv_heads, scale):
         assert torch.allclose(a.grad.squeeze(1), b.grad, atol=1e-12)
 
 
+FAMILIES = [
+    # lengths of the documents, and which document each goes on from
+    ([4, 3, 2], [None, 0, 0]),
+    ([5, 2, 7, 3, 3, 1, 9], [None, 0, None, 2, 2, 0, None]),
+    ([1, 1, 1, 40, 30, 16], [None, 0, 0, None, 3, 3]),
+    ([2, 5, 60, 5, 5], [None, 0, None, 2, 2]),
+]
+
+
+@pytest.mark.parametrize(("lengths", "seen"), FAMILIES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+def test_documents_that_go_on_from_another_one(lengths, seen, heads, kv_heads):
+    """Each is the end of a sequence of its own; torch is given that sequence whole."""
+    torch.manual_seed(sum(lengths))
+    dim, tokens = 8, sum(lengths)
+    spans = list(torch.arange(tokens).split(lengths))
+    whole = torch.cat(
+        [torch.cat([spans[s], own]) if s is not None else own for own, s in zip(spans, seen, strict=True)]
+    )
+    whole_lengths = [n + (lengths[s] if s is not None else 0) for n, s in zip(lengths, seen, strict=True)]
+    own_rows, start = [], 0
+    for n, total in zip(lengths, whole_lengths, strict=True):
+        own_rows.append(torch.arange(start + total - n, start + total))
+        start += total
+    shapes = [(tokens, 1, heads, dim), (tokens, 1, kv_heads, dim), (tokens, 1, kv_heads, dim)]
+    ours = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    theirs = [x.detach().squeeze(1).clone().requires_grad_(True) for x in ours]
+    packed = LocalPackedSeqParams(qkv_format="sbhd", groups=DocumentGroups.of(cumulative(lengths), seen))
+    out = attention()(*ours, None, packed_seq_params=packed).squeeze(1)
+    expected = by_document(*(x[whole] for x in theirs), whole_lengths, dim**-0.5)[torch.cat(own_rows)]
+    assert torch.allclose(out, expected, atol=1e-12)
+    weight = torch.randn_like(expected)
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a.grad.squeeze(1), b.grad, atol=1e-12)
+
+
 def test_dropout_acts_in_training_only():
     torch.manual_seed(0)
     q = torch.randn(12, 1, 2, 8)

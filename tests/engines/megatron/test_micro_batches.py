@@ -14,7 +14,7 @@ from areal_like.spec import SequenceTooLong
 
 @pytest.fixture
 def make(one_process):
-    def call(batch, *, max_tokens=None, at_least=1, pad_to=1, local=True):
+    def call(batch, *, max_tokens=None, at_least=1, pad_to=1, local=True, share=False):
         return make_micro_batches(
             batch,
             max_tokens=max_tokens,
@@ -23,6 +23,7 @@ def make(one_process):
             data_parallel_group=one_process,
             device=torch.device("cpu"),
             local_attention=local,
+            share_prefixes=share,
         )
 
     return call
@@ -89,6 +90,53 @@ def test_the_layout_for_transformer_engine(make):
     assert m.packed.qkv_format == "thd" and m.packed.cu_seqlens_q.tolist() == [0, 3, 4]
     assert padded.packed.cu_seqlens_q.tolist() == [0, 3, 5, 8]
     assert padded.packed.cu_seqlens_q.dtype == torch.int32 and padded.packed.max_seqlen_q == 3
+
+
+def test_a_shared_beginning_by_hand(make):
+    """Two answers to 1 2 3, which goes into the row without its last token, and a sequence with nothing to share."""
+    batch = PackedBatch.from_sequences([[1, 2, 3, 40], [7, 8], [1, 2, 3, 50, 60]])
+    (m,) = make(batch, pad_to=3, share=True)
+    assert m.indices == [0, 2, 1]
+    assert m.input_ids.tolist() == [[1, 2, 3, 40, 3, 50, 60, 7, 8]]
+    assert m.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4, 0, 1]]
+    assert m.labels.tolist() == [2, 3, 40, 0, 50, 60, 0, 8, 0]
+    assert m.packed.max_seqlen_q == 5
+    assert m.batch.input_ids.tolist() == [1, 2, 3, 40, 1, 2, 3, 50, 60, 7, 8], "the loss sees whole sequences"
+    values = torch.arange(10.0, 19.0, requires_grad=True)
+    moved = m.to_tokens(values)
+    assert moved.tolist() == [0, 10, 11, 12, 0, 10, 11, 14, 15, 0, 17]
+    moved.sum().backward()
+    assert values.grad.tolist() == [2, 2, 1, 0, 1, 1, 0, 1, 0], "both answers send gradients into what they share"
+    (plain,) = make(batch, pad_to=3)
+    assert plain.input_ids.numel() == 12
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 6), min_size=1, max_size=5)), max_size=5),
+    at_least=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_shared_beginnings_lose_nothing(make, prompts, at_least):
+    """Groups of answers to prompts of some length; the row of a micro-batch stays under the budget, whole sequences
+    come back, each token is predicted at its predecessor's place and at its predecessor's position."""
+    rows = [
+        [100 * p + i for i in range(n)] + [1000 + 10 * a + i for i in range(answer)]
+        for p, (n, answers) in enumerate(prompts)
+        for a, answer in enumerate(answers)
+    ]
+    batch = PackedBatch.from_sequences(rows)
+    made = make(batch, max_tokens=24, at_least=at_least, share=True)
+    assert sorted(i for m in made for i in m.indices) == list(range(len(rows)))
+    for m in made:
+        assert m.input_ids.numel() <= 24
+        assert m.batch.split_tokens(m.batch.input_ids) == [] or [
+            ids.tolist() for ids in m.batch.split_tokens(m.batch.input_ids)
+        ] == [rows[i] for i in m.indices]
+        assert torch.equal(m.input_ids[0, m.places], m.batch.input_ids)
+        steps = torch.cat([torch.arange(n) for n in m.batch.lengths]) if m.indices else m.places
+        assert torch.equal(m.positions[0, m.places], steps)
+        predicted = m.to_tokens(m.labels.float())
+        assert torch.equal(predicted[steps > 0], m.batch.input_ids[steps > 0].float())
 
 
 @given(
