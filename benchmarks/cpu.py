@@ -1,11 +1,13 @@
 """The engine's forward and backward pass on the CPU beside Transformers', in one process, taking turns.
 
-    python benchmarks/cpu.py [--models smollm2 qwen3 qwen3-moe] [--mixes uniform mixed] [--tokens 2048] [--repeats 5]
-                             [--threads 1] [--dtype float32] [--micro-tokens 2048] [--json FILE]
+    python benchmarks/cpu.py [--models smollm2 qwen3 qwen3-moe] [--mixes uniform mixed groups] [--tokens 2048]
+                             [--repeats 5] [--threads 1] [--dtype float32] [--micro-tokens 2048] [--json FILE]
 
-Models: the demo model with its real weights, and a small random Qwen3 and Qwen3-MoE. Batches: sequences of 256 tokens,
-and of 16 to 512 tokens. Both sides have the same weights, sequences and token budget of a micro-batch, and compute the
-mean log-probability of each next token, with its gradient (no optimizer step) and without.
+Models: the demo model with its real weights, and a small random Qwen3 and Qwen3-MoE. Batches: sequences of 256 tokens
+(uniform), of 16 to 512 tokens (mixed), and the demo's (groups: prompts of 46 tokens, each with eight answers of 2 to
+16; the engine also with `enable_tree_training`, which has no counterpart in Transformers). Both sides have the same
+weights, sequences and token budget of a micro-batch, and compute the mean log-probability of each next token, with its
+gradient (no optimizer step) and without.
 
 Transformers (scaled-dot-product attention) goes every way that is right: sequences sorted by length, padded on the
 right, without a mask (causal attention does not see what follows); and packed into rows with their positions, from
@@ -50,8 +52,10 @@ from areal_like.engines.megatron.engine import MegatronEngine
 from areal_like.spec import pack_micro_batches
 
 MODELS = ("smollm2", "qwen3", "qwen3-moe")
-MIXES = {"uniform": (256, 256), "mixed": (16, 512)}
-"""Shortest and longest sequence, in tokens."""
+MIXES = {"uniform": (256, 256), "mixed": (16, 512), "groups": (2, 16)}
+"""Fewest and most tokens of a sequence; in groups, of an answer."""
+PROMPT, ANSWERS = 46, 8
+"""Of a group: tokens of the prompt, and how many answers it has."""
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 16384,
@@ -135,11 +139,17 @@ def run_model(name: str, scratch: Path, a: argparse.Namespace) -> list[dict[str,
     results = []
     for mix in a.mixes:
         batch = make_batch(mix, theirs.config.vocab_size, a.tokens)
-        ways = {"engine": engine_way(engine, batch)} | transformers_ways(theirs, batch, a)
-        agree(ways, a.dtype)
+        ours = {"engine": engine_way(engine, batch)}
+        if mix == "groups" and engine.moe is None:
+            ours["engine, shared"] = engine_way(engine, batch, share=True)
+        ways = ours | transformers_ways(theirs, batch, a)
+        agree(ways, list(ways)[len(ours)], a.dtype)
         for measure in ("forward+backward", "log-probabilities"):
-            results.append({"model": name, "mix": mix, "measure": measure, **compare(ways, measure, a.repeats)})
-            print(row(results[-1]), flush=True)
+            taken = take_turns(ways, measure, a.repeats)
+            for way in ours:
+                facts = {"model": name, "mix": mix, "measure": measure, "engine": way}
+                results.append(facts | compare(taken, way))
+                print(row(results[-1]), flush=True)
         if a.profile:
             for label, way in ways.items():
                 print(label), profile(way.train), profile(way.read)
@@ -147,8 +157,8 @@ def run_model(name: str, scratch: Path, a: argparse.Namespace) -> list[dict[str,
     return results
 
 
-def compare(ways: dict[str, Way], measure: str, repeats: int) -> dict[str, Any]:
-    """Take turns. The ratio of a turn is that of its neighbours in time; the median of all turns counts."""
+def take_turns(ways: dict[str, Way], measure: str, repeats: int) -> dict[str, list[Seconds]]:
+    """Seconds of each way, by turn; the order rotates."""
     calls = {name: way.train if measure == "forward+backward" else way.read for name, way in ways.items()}
     taken: dict[str, list[Seconds]] = {name: [] for name in calls}
     order = list(calls)
@@ -156,16 +166,21 @@ def compare(ways: dict[str, Way], measure: str, repeats: int) -> dict[str, Any]:
         for name in order:
             taken[name].append(timed(calls[name]))
         order = order[1:] + order[:1]
+    return taken
+
+
+def compare(taken: dict[str, list[Seconds]], way: str) -> dict[str, Any]:
+    """A way of the engine beside the fastest of Transformers: the ratio of each turn, of which the median counts."""
     median = {name: statistics.median(s.cpu for s in seconds) for name, seconds in taken.items()}
-    best = min((name for name in calls if name != "engine"), key=lambda name: median[name])
-    ratios = [theirs.cpu / ours.cpu for theirs, ours in zip(taken[best], taken["engine"], strict=True)]
-    walls = [theirs.wall / ours.wall for theirs, ours in zip(taken[best], taken["engine"], strict=True)]
+    best = min((name for name in taken if not name.startswith("engine")), key=lambda name: median[name])
+    ratios = [theirs.cpu / ours.cpu for theirs, ours in zip(taken[best], taken[way], strict=True)]
+    walls = [theirs.wall / ours.wall for theirs, ours in zip(taken[best], taken[way], strict=True)]
     return {
         "ratio": statistics.median(ratios),
         "lowest": min(ratios),
         "highest": max(ratios),
         "wall_ratio": statistics.median(walls),
-        "engine_s": median["engine"],
+        "engine_s": median[way],
         "theirs_s": median[best],
         "way": best,
         "all": median,
@@ -175,7 +190,9 @@ def compare(ways: dict[str, Way], measure: str, repeats: int) -> dict[str, Any]:
 def row(r: dict[str, Any]) -> str:
     spread = f"{r['ratio']:.2f} ({r['lowest']:.2f}-{r['highest']:.2f})"
     seconds = f"{r['engine_s']:.2f} | {r['theirs_s']:.2f} {r['way']}"
-    return f"| {r['model']} | {r['mix']} | {r['measure']} | {spread} | {r['wall_ratio']:.2f} | {seconds} |"
+    return (
+        f"| {r['model']}, {r['engine']} | {r['mix']} | {r['measure']} | {spread} | {r['wall_ratio']:.2f} | {seconds} |"
+    )
 
 
 def timed(call: Callable[[], Any]) -> Seconds:
@@ -184,13 +201,13 @@ def timed(call: Callable[[], Any]) -> Seconds:
     return Seconds(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def agree(ways: dict[str, Way], dtype: str) -> None:
+def agree(ways: dict[str, Way], reference_way: str, dtype: str) -> None:
     """Also the first call of everything, which is not measured."""
     found = {}
     for name, way in ways.items():
         loss = way.train()
         found[name] = (loss, way.norm(), -float(way.read().double().mean()))
-    reference = next(found[name] for name in ways if name != "engine")
+    reference = found[reference_way]
     for name, figures in found.items():
         for ours, theirs in zip(figures, reference, strict=True):
             if abs(ours - theirs) > TOLERANCE[dtype] * abs(theirs):
@@ -215,9 +232,12 @@ def make_batch(mix: str, vocabulary: int, tokens: int) -> PackedBatch:
     draw = random.Random(0)
     lengths: list[int] = []
     while sum(lengths) < tokens:
-        lengths.append(draw.randint(*MIXES[mix]))
+        lengths.append(draw.randint(*MIXES[mix]) + (PROMPT if mix == "groups" else 0))
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths]
+    if mix == "groups":
+        for place, answer in enumerate(ids):
+            answer[:PROMPT] = ids[place - place % ANSWERS][:PROMPT]
     masks = [torch.cat([torch.zeros(1), torch.ones(n - 1)]) for n in lengths]
     return PackedBatch.from_sequences(ids, {"loss_mask": masks})
 
@@ -240,10 +260,14 @@ def start_engine(folder: Path, scratch: Path, a: argparse.Namespace) -> Megatron
     return engine
 
 
-def engine_way(engine: MegatronEngine, batch: PackedBatch) -> Way:
-    """What `MegatronEngine.train_batch` does up to the optimizer's step."""
+def engine_way(engine: MegatronEngine, batch: PackedBatch, *, share: bool = False) -> Way:
+    """What `MegatronEngine.train_batch` does up to the optimizer's step; `share`: `enable_tree_training`."""
+
+    def start() -> None:
+        engine.config = engine.config.model_copy(update={"enable_tree_training": share})
 
     def train() -> float:
+        start()
         for chunk in engine.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
@@ -251,6 +275,7 @@ def engine_way(engine: MegatronEngine, batch: PackedBatch) -> Way:
         return engine.passes.gradients(engine._micro_batches(batch), SFTLoss())["loss"]
 
     def read() -> Tensor:
+        start()
         log_probs = engine.forward(batch).log_probs
         return log_probs[batch.tokens["loss_mask"] > 0]
 

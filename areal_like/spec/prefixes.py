@@ -30,7 +30,7 @@ class Family:
     tokens: int
 
 
-def find_families(sequences: Sequence[Sequence[int]], max_tokens: int | None = None) -> list[Family]:
+def find_families(sequences: Sequence[list[int]], max_tokens: int | None = None) -> list[Family]:
     """Put each sequence into one family so that rows are shortest.
 
     Sequences in lexicographic order have those that begin alike side by side; the best cut of that order into families
@@ -69,7 +69,7 @@ def find_families(sequences: Sequence[Sequence[int]], max_tokens: int | None = N
     return sorted(families, key=lambda family: family.members)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _common(a: list[int], b: list[int]) -> int:
     """Length of the longest common beginning."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
