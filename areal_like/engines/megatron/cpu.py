@@ -181,6 +181,7 @@ def install() -> None:
             module.torch = _CPU_TORCH  # type: ignore[attr-defined]
         _use_plain_functions(module)
     _patch_random_states()
+    _patch_gradient_buffers()
     _patch_moe()
 
 
@@ -222,6 +223,32 @@ def _patch_random_states() -> None:
 
     random._get_cuda_rng_state = get_state  # type: ignore[attr-defined]
     random._set_cuda_rng_state = set_state  # type: ignore[attr-defined]
+
+
+def _patch_gradient_buffers() -> None:
+    """One rank alone reduces and gathers its buffers in place: gloo would copy them twice to say the same."""
+    buffers: Any = sys.modules.get("megatron.core.distributed.param_and_grad_buffer")
+    if buffers is None:
+        return
+
+    def alone(output: torch.Tensor, tensor: torch.Tensor, group: Any, async_op: bool) -> bool:
+        in_place = output.data_ptr() == tensor.data_ptr() and output.numel() == tensor.numel()
+        return in_place and not async_op and torch.distributed.get_world_size(group) == 1
+
+    def reduce_scatter(
+        output: torch.Tensor, tensor: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if alone(output, tensor, group, async_op):
+            return None
+        return torch.distributed.reduce_scatter_tensor(output, tensor, op=op, group=group, async_op=async_op)
+
+    def all_gather(output: torch.Tensor, tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+        if alone(output, tensor, group, async_op):
+            return None
+        return torch.distributed.all_gather_into_tensor(output, tensor, group=group, async_op=async_op)
+
+    buffers.dist_reduce_scatter_func = reduce_scatter
+    buffers.dist_all_gather_func = all_gather
 
 
 def _patch_moe() -> None:
