@@ -108,7 +108,8 @@ def make_micro_batches(
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=data_parallel_group)
         count_micro_batches([int(longest)], max_tokens, **rounding)  # raises on every rank
     if share_prefixes:
-        families = find_families([ids.tolist() for ids in batch.split_tokens(batch.input_ids)], max_tokens)
+        room = max_tokens - max_tokens % padding.micro_batch
+        families = find_families([ids.tolist() for ids in batch.split_tokens(batch.input_ids)], room)
     else:
         families = [Family((index,), 0, length) for index, length in enumerate(lengths)]
     sizes = [family.tokens for family in families]

@@ -114,9 +114,10 @@ def test_a_shared_beginning_by_hand(make):
 @given(
     prompts=st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 6), min_size=1, max_size=5)), max_size=5),
     at_least=st.integers(1, 3),
+    pad_to=st.integers(1, 5),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_shared_beginnings_lose_nothing(make, prompts, at_least):
+def test_shared_beginnings_lose_nothing(make, prompts, at_least, pad_to):
     """Groups of answers to prompts of some length; the row of a micro-batch stays under the budget, whole sequences
     come back, each token is predicted at its predecessor's place and at its predecessor's position."""
     rows = [
@@ -125,7 +126,7 @@ def test_shared_beginnings_lose_nothing(make, prompts, at_least):
         for a, answer in enumerate(answers)
     ]
     batch = PackedBatch.from_sequences(rows)
-    made = make(batch, max_tokens=24, at_least=at_least, share=True)
+    made = make(batch, max_tokens=24, at_least=at_least, pad_to=pad_to, share=True)
     assert sorted(i for m in made for i in m.indices) == list(range(len(rows)))
     for m in made:
         assert m.input_ids.numel() <= 24
