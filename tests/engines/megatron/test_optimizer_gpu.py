@@ -80,38 +80,37 @@ def bits(tensor):
     return tensor.view(torch.int32).long()
 
 
-def test_remainders_give_the_steps_of_the_ordinary_optimizer(gpu, engine):
-    """The two kernels do the same float32 arithmetic. Where one contracts a product and a sum and the other does not, a
-    copy is off by its last bits; a parameter then differs only where that crosses the middle between two."""
-    ordinary = engine()()
+def test_remainders_give_the_step_of_the_ordinary_optimizer(gpu, engine):
+    """The two kernels do the same float32 arithmetic, up to which products and sums the compiler contracts. A parameter
+    differs where its copy lies exactly between two, about one in 2^17: from the second step on the gradients do too."""
+    (ordinary,) = engine()(1)
     theirs = values(gpu)
     assert bytes_a_parameter(gpu) == 12
-    aware = engine(AWARE)()
+    (aware,) = engine(AWARE)(1)
     ours = values(gpu)
     assert bytes_a_parameter(gpu) == 10
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
-        if name.endswith("fp32_param"):
-            apart = (bits(value) - bits(theirs[name])).abs()
-            near = value.abs() > 1e-4  # last bits of very small numbers are very small
-            assert int(apart[near].max()) <= 64 and (apart == 0).float().mean() > 0.9, name
-            assert torch.allclose(value, theirs[name], rtol=0.0, atol=1e-3 * RATE), name
-        elif name.endswith("parameter"):
-            assert (value == theirs[name]).float().mean() > 0.999, name
-    assert aware[0] == ordinary[0]
-    assert aware[-1]["loss"] == pytest.approx(ordinary[-1]["loss"], rel=1e-3)
+        if name.endswith("parameter"):
+            assert (value != theirs[name]).float().mean() < 1e-3, name
+        else:
+            assert torch.allclose(value, theirs[name], rtol=1e-5, atol=1e-6 * RATE), name
+    assert aware["loss"] == ordinary["loss"] and aware["grad_norm"] == pytest.approx(ordinary["grad_norm"], rel=1e-6)
 
 
-def test_moments_in_bfloat16_are_close(gpu, engine):
-    """Each update is about the learning rate; rounding its two factors to 8 bits changes it by less than 1 %."""
-    engine()()
+def test_three_steps_with_each_kind_of_moments(gpu, engine):
+    """An update is about the learning rate. Rounding its two factors to 8 bits changes it by less than 1 %, and the
+    gradients of the next steps by what bfloat16 parameters differ."""
+    ordinary = engine()()
     theirs = values(gpu)
-    aware = engine(BFLOAT16)()
-    ours = values(gpu)
-    assert bytes_a_parameter(gpu) == 6 and all(f["updated"] for f in aware)
-    copies = [name for name in ours if name.endswith("fp32_param")]
-    differences = torch.cat([(ours[n] - theirs[n]).abs() for n in copies])
-    assert 0.0 < float(differences.mean()) < 0.02 * RATE
+    copies = [name for name in theirs if name.endswith("fp32_param")]
+    for megatron, size in ((AWARE, 10), (BFLOAT16, 6)):
+        aware = engine(megatron)()
+        ours = values(gpu)
+        assert bytes_a_parameter(gpu) == size and all(f["updated"] for f in aware)
+        differences = torch.cat([(ours[n] - theirs[n]).abs() for n in copies])
+        assert 0.0 < float(differences.mean()) < 0.05 * RATE
+        assert aware[-1]["loss"] == pytest.approx(ordinary[-1]["loss"], rel=2e-3)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -125,14 +124,18 @@ def test_the_kernel_beside_torch(kind):
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.float())
     reduced = {"master_weights": True, "use_decoupled_grad": True, "store_param_remainders": True}
     fused = FusedAdam([ours], **options, **reduced, exp_avg_dtype=kind, exp_avg_sq_dtype=kind)
+    whole = torch.nn.Parameter(start.float())
+    plain = FusedAdam([whole], **options)
     reference = torch.optim.AdamW([theirs], **options)
     for _ in range(5):
         gradient = torch.randn(5000, device="cuda")
-        ours.decoupled_grad, theirs.grad = gradient, gradient.clone()
-        fused.step()
-        reference.step()
+        ours.decoupled_grad, theirs.grad, whole.grad = gradient, gradient.clone(), gradient.clone()
+        for optimizer in (fused, reference, plain):
+            optimizer.step()
     copy = main_copy(ours, fused.state[ours]["master_param"])
     assert (fused.state[ours]["master_param"] != 0).any()
+    if kind is torch.float32:  # the ordinary optimizer, whose kernel has float32 parameters
+        assert int((bits(copy) - bits(whole.detach())).abs().max()) <= 4
     tolerance = 1e-7 if kind is torch.float32 else 5e-5
     assert torch.allclose(copy, theirs, rtol=1e-6, atol=tolerance)
     assert (ours.float() - copy).abs().le(2**-8 * copy.abs()).all()
@@ -202,10 +205,12 @@ def test_gradients_in_16_bits_are_read_as_they_are(gpu, engine):
     assert float(moments.norm()) == pytest.approx(0.1 * 1e-6, rel=5e-2)  # (1 - beta1) times the clipped gradient
 
 
-def test_adapters_and_fp8_products(gpu, engine):
-    lora = {"use_lora": True, "lora_rank": 4}
-    options = {"bridge_type": "megatron-bridge", "use_deterministic_algorithms": False}
-    for train in (engine(AWARE | options, **lora), engine(AWARE | {"fp8_config": {"recipe": "tensorwise"}})):
-        figures = train(1) + train(1)
-        assert figures[1]["loss"] < figures[0]["loss"] and all(f["updated"] for f in figures)
-        assert bytes_a_parameter(gpu) == 10
+@pytest.mark.parametrize("kind", ["adapters", "fp8 products"])
+def test_adapters_and_fp8_products(gpu, engine, kind):
+    if kind == "adapters":
+        train = engine(AWARE | {"bridge_type": "megatron-bridge"}, use_lora=True, lora_rank=4)
+    else:
+        train = engine(AWARE | {"fp8_config": {"recipe": "tensorwise"}})
+    figures = train(1) + train(1)  # of one batch
+    assert figures[1]["loss"] < figures[0]["loss"] and all(f["updated"] for f in figures)
+    assert bytes_a_parameter(gpu) == 10
