@@ -203,3 +203,28 @@ def test_the_log_probability_pass(tmp_path):
     ratio = heads["torch"]["both_ms"] / heads["areal_like"]["both_ms"]
     assert f"| torch | {heads['torch']['forward_ms']:.2f} |" in done.stdout and f"| {ratio:.2f} |" in done.stdout
     assert {"date", "machine", "torch", "megatron-core"} <= set(figures)
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_a_small_stream_of_weights(tmp_path, model):
+    out = tmp_path / "figures.json"
+    options = ["--device", "cpu", "--tiny", "--repeat", "1", "--model", model, "--json", str(out)]
+    done = call("weights.py", *options, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    # float32; 64 wide, 4 heads and 2 of keys and values with 16 numbers each, 1,000 tokens, two layers
+    attention = 64 * 64 * 2 + 2 * 64 * 32
+    if model == "dense":
+        layer, names = attention + 64 + 2 * 32 + 3 * 64 * 96 + 2 * 64, 12
+        size, tensors = 1000 * 64 + 64 + 2 * layer, 2 + 2 * names
+    else:
+        layer, names = attention + 2 * 16 + 4 * 64 + 4 * 3 * 64 * 32 + 2 * 64, 9 + 4 * 3
+        size, tensors = 2 * 1000 * 64 + 64 + 2 * layer, 3 + 2 * names
+    assert (found["bytes"], found["tensors"], found["differing"]) == (4 * size, tensors, [])
+    rows = found["rows"]
+    assert list(rows) == ["device", "and views", "tensors", "AReaL", "copy", "host", "host AReaL", "host copy"]
+    for name, row in rows.items():
+        plain = rows["host copy" if name.startswith("host") else "copy"]
+        assert row["share"] == pytest.approx(plain["seconds"] / row["seconds"])
+        assert row["gb_s"] == pytest.approx(4 * size / row["seconds"] / 1e9)
+        assert f"| {name} | {row['seconds'] * 1e3:.3f} | {row['gb_s']:.1f} | {row['share']:.3f} |" in done.stdout

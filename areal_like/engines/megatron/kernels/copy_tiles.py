@@ -8,7 +8,7 @@ import triton.language as tl
 __all__ = ["copy_tiles_kernel"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # one compiled version, whatever the number of tiles
 def copy_tiles_kernel(rows, buffer, count, TILE: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
     """One program a tile. The table is read by rows: address, offset, size, whether all are multiples of 16."""
     tile = tl.program_id(0)
