@@ -205,6 +205,7 @@ def test_the_log_probability_pass(tmp_path):
     assert {"date", "machine", "torch", "megatron-core"} <= set(figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_a_small_stream_of_weights(tmp_path, model):
     out = tmp_path / "figures.json"
