@@ -266,11 +266,11 @@ def _engine(a: argparse.Namespace, keys: list[str], folder: str, out: Path) -> N
     start = time.monotonic()
     engine.initialize()
     build_seconds = time.monotonic() - start
-    batch = _batch(a)
+    batch = make_batch(a)
     loss = replace(policy_loss(config), report_entropy=a.entropy)
-    step_seconds, peak = _timed(lambda: engine.train_batch(batch, loss), a)
+    step_seconds, peak = timed(lambda: engine.train_batch(batch, loss), a)
     figures = engine.train_batch(batch, loss)
-    forward_seconds, forward_peak = _timed(lambda: engine.forward(batch), a)
+    forward_seconds, forward_peak = timed(lambda: engine.forward(batch), a)
     if a.profile:
         _profile(lambda: engine.train_batch(batch, loss))
     spec = ModelSpec.from_path(folder)
@@ -317,7 +317,7 @@ def _predicted(a: argparse.Namespace, config: Any, spec: Any, micro_batches: int
     return {phase.name: phase.allocated / GIB for phase in plan.ranks[0].phases}
 
 
-def _batch(a: argparse.Namespace) -> Any:
+def make_batch(a: argparse.Namespace) -> Any:
     from areal_like.data.batch import PackedBatch
 
     count = a.micro * a.tokens // a.seq
@@ -338,7 +338,7 @@ def _batch(a: argparse.Namespace) -> Any:
     )
 
 
-def _timed(call: Any, a: argparse.Namespace) -> tuple[float, float]:
+def timed(call: Any, a: argparse.Namespace) -> tuple[float, float]:
     """Median seconds of a call after two warm-up calls, and its peak memory in GiB."""
     cuda = a.device == "cuda"
     call(), call()
