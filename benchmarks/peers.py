@@ -20,7 +20,8 @@ What differs from a peer's defaults is printed with its figures as `changed`: fl
 own, and where it is not installed the attention of TransformerEngine (Megatron) or FlexAttention (FSDP) is asked for,
 and verl's recomputation of all activations, which its FSDP engine does by default, is off as it is in the others.
 Three services for reports that AReaL imports (`swanlab`, `trackio`, `wandb`) are empty modules where they are missing;
-nothing else of a peer is replaced. A peer that cannot run is reported with its exception.
+nothing else of a peer is replaced. A peer that cannot run is reported with its exception. AReaL computes the policy's
+entropy in every update; `--entropy` makes ours and verl's do the same. `--set KEY=VALUE` changes a key of our `actor`.
 
 Figures of different runs are not comparable: only the ratio is a result.
 """
@@ -64,8 +65,12 @@ def main() -> int:
     parser.add_argument("--seq", type=int, default=1024, help="tokens of a sequence")
     parser.add_argument("--micro", type=int, default=4, help="micro-batches of a step")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of our actor")
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: verl's engines only, to try this"
+        "--entropy", action="store_true", help="ours and verl's report the entropy; AReaL's always does"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to see how far a peer comes without one"
     )
     parser.add_argument("--timeout", type=int, default=240, help="seconds that one peer may take")
     parser.add_argument("--json", type=Path)
@@ -148,10 +153,6 @@ def run_peer(a: argparse.Namespace, name: str, site: Path, folder: Path) -> dict
 
 
 def run_worker(a: argparse.Namespace) -> dict[str, Any]:
-    if a.device == "cpu":
-        from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge
-
-        import_megatron_bridge()
     start = time.monotonic()
     build = {"areal": _areal_fsdp if a.worker == "areal-fsdp" else _areal_megatron}
     build["verl"] = _verl_fsdp if a.worker == "verl-fsdp" else _verl_megatron
@@ -287,14 +288,9 @@ def _verl_megatron(a: argparse.Namespace) -> tuple[Any, Any, list[str]]:
     fused = a.worker == "verl-megatron-fused"
     changed = ["use_fused_kernels=True"] if fused else []
     transformer: dict[str, Any] = {}
-    if not _flash_attention() and a.device == "cuda":
+    if not _flash_attention():
         transformer["attention_backend"] = "fused"
         changed.append("override_transformer_config.attention_backend=fused")
-    if a.device == "cpu":
-        from areal_like.engines.megatron import cpu
-
-        cpu.install()
-        changed.append("on CPU, without TransformerEngine")
     config = McoreEngineConfig(
         use_fused_kernels=fused, max_token_len_per_gpu=a.tokens, override_transformer_config=transformer
     )
