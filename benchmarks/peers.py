@@ -304,7 +304,8 @@ def _verl_fsdp(a: argparse.Namespace) -> tuple[Any, Any, list[str]]:
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    changed, settings = ["enable_gradient_checkpointing=False"], {"enable_gradient_checkpointing": False}
+    changed = ["enable_gradient_checkpointing=False"]
+    settings: dict[str, Any] = {"enable_gradient_checkpointing": False}
     if not _flash_attention():
         settings["override_config"] = {"attn_implementation": "flex_attention"}
         changed.append("override_config.attn_implementation=flex_attention")
@@ -388,8 +389,8 @@ def _megatron_facts(model: Any) -> dict[str, Any]:
     from megatron.core.utils import get_model_config
 
     config = get_model_config(model)
-    names = ("apply_rope_fusion", "bias_activation_fusion", "gradient_accumulation_fusion", "attention_backend")
-    names += ("recompute_granularity",)
+    names = ["apply_rope_fusion", "bias_activation_fusion", "gradient_accumulation_fusion", "attention_backend"]
+    names.append("recompute_granularity")
     return {"settings": {name: str(getattr(config, name, None)) for name in names}}
 
 
