@@ -14,7 +14,7 @@ from areal_like.config import TrainEngineConfig
 from areal_like.engines.megatron import cpu, determinism, fp8, precision_aware
 from areal_like.engines.megatron.bridges import create_bridge
 from areal_like.engines.megatron.bridges.base import Bridge
-from areal_like.engines.megatron.gradients import fuse_gradients, fuses_gradients
+from areal_like.engines.megatron.gradients import fuse_gradients, fuse_norms, fuses_gradients
 from areal_like.engines.megatron.lora import trained_dtype
 from areal_like.engines.megatron.moe import MoEOptions
 from areal_like.engines.megatron.optimizer import (
@@ -158,6 +158,8 @@ def build_training(
     )
     if fuses_gradients(config, transformer_engine=transformer_engine):
         fuse_gradients(modules)
+    if transformer_engine:
+        fuse_norms()
     chunks = wrap_for_data_parallel(modules, ddp, groups, distributed=distributed, fp8=megatron.fp8_config)
     for chunk in chunks:
         fp8.broadcast_parameters(chunk)

@@ -21,6 +21,7 @@ from areal_like.engines.megatron.activation import SwiGLU
 from areal_like.engines.megatron.attention import PackedAttention, PackedRotaryEmbedding
 from areal_like.engines.megatron.document_attention import use_document_attention
 from areal_like.engines.megatron.experts import GroupedExperts, has_grouped_products
+from areal_like.engines.megatron.linear import ColumnProjection, RowProjection
 from areal_like.engines.megatron.norm import ResidualRMSNorm, RMSNorm
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.spec import AttentionBackend, choose_attention
@@ -115,12 +116,11 @@ def _build_chunk(
     last = (config.virtual_pipeline_model_parallel_size or 1) - 1
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=transformer_engine, vp_stage=number, pp_rank=rank)
     _use_own_norms(spec, config)
+    _choose_projections(spec, config, transformer_engine)
     if not transformer_engine:
         _use_own_attention(spec)
-    else:
-        _use_plain_projections(spec, config)
-        if _attention(config, attention) == "flex":
-            use_document_attention(spec)
+    elif _attention(config, attention) == "flex":
+        use_document_attention(spec)
     if config.moe_grouped_gemm and not config.fp8 and has_grouped_products(device, config.params_dtype):
         _use_grouped_experts(spec)
     model = GPTModel(
@@ -172,16 +172,26 @@ def _use_own_attention(block: TransformerBlockSubmodules) -> None:
         layer.submodules.self_attention.submodules.core_attention = PackedAttention
 
 
-def _use_plain_projections(block: TransformerBlockSubmodules, config: TransformerConfig) -> None:
-    """TransformerEngine's projections without the norm that it joins to them, and our SwiGLU between an MLP's."""
-    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+def _choose_projections(block: TransformerBlockSubmodules, config: TransformerConfig, transformer_engine: bool) -> None:
+    """Projections without the norm that TransformerEngine joins to them, and our SwiGLU between those of an MLP.
 
+    They are TransformerEngine's where it has something to do: FP8, or communication to overlap.
+    """
+    column: Any = ColumnProjection
+    row: Any = RowProjection
+    if config.fp8 or config.tensor_model_parallel_size > 1:
+        if not transformer_engine:
+            return  # Megatron-Core's own stay
+        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TERowParallelLinear
+
+        column, row = TEColumnParallelLinear, TERowParallelLinear
     for layer in block.layer_specs:
         parts = layer.submodules
-        parts.self_attention.submodules.linear_qkv = TEColumnParallelLinear
+        attention = parts.self_attention.submodules
+        attention.linear_qkv, attention.linear_proj = column, row
         mlp = getattr(parts.mlp, "keywords", {}).get("submodules")
         if isinstance(mlp, MLPSubmodules):  # else the layer has experts
-            mlp.linear_fc1 = TEColumnParallelLinear
+            mlp.linear_fc1, mlp.linear_fc2 = column, row
             if config.use_te_activation_func:
                 mlp.activation_func = SwiGLU
 

@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from areal_like.engines.megatron.gradients import add_weight_gradient
 from areal_like.engines.megatron.log_probs import VocabShard, combine, row_statistics, write_gradient
 
 __all__ = ["LogProbHead", "attach_log_prob_head", "chunk_tokens", "token_log_probs"]
@@ -212,33 +213,7 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_hidden = grad_logits @ weight if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.parameter is not None:
-            _add_product(ctx.parameter.main_grad, grad_logits, hidden)
-            del grad_logits
-            grad_weight = _told_elsewhere(ctx.parameter)
+            grad_weight = add_weight_gradient(ctx.parameter, grad_logits, hidden)
         elif ctx.needs_input_grad[1]:
             grad_weight = grad_logits.t() @ hidden
         return grad_hidden, grad_weight, None, None, None, None, None
-
-
-def _add_product(main_grad: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
-    """main_grad += grad_logits^T hidden."""
-    if main_grad.dtype == hidden.dtype:
-        main_grad.addmm_(grad_logits.t(), hidden)
-        return
-    # float32 += bfloat16 x bfloat16 in one product, as TransformerEngine's own layers do it.
-    from transformer_engine.pytorch.cpp_extensions import general_gemm
-
-    general_gemm(hidden, grad_logits, out_dtype=main_grad.dtype, layout="NT", out=main_grad, accumulate=True, grad=True)
-
-
-def _told_elsewhere(parameter: Tensor) -> Tensor | None:
-    """What autograd gets for a gradient that is in `main_grad` already.
-
-    As `LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core 0.19.2 has it: Megatron's data-parallel hook
-    has to see a gradient, whose values it does not read. A weight that is also the embedding's (`zero_out_wgrad`) gets
-    one from there, whose values count: nothing may be added to it.
-    """
-    if not hasattr(parameter, "grad_added_to_main_grad"):
-        return None
-    parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return None if getattr(parameter, "zero_out_wgrad", False) else torch.empty_like(parameter)
