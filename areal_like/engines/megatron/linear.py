@@ -1,7 +1,7 @@
 """Linear layers of ranks that do not share them (t = 1): a matrix product and nothing around it.
 
 TransformerEngine's layers spend 150-190 microseconds of the host on each pass, of which the product needs 20: with
-8,192 tokens a micro-batch the host falls behind the GPU. They stay where there is FP8, or tensor parallelism to overlap.
+8,192 tokens a micro-batch the host falls behind the GPU. They stay with FP8, and where t > 1 has traffic to overlap.
 The parameters are those of Megatron-Core's own layers, which these are but for the forward pass.
 """
 
