@@ -95,8 +95,32 @@ def test_an_expert_layer_by_hand() -> None:
     layer = layers.layer_memory(MOE8, ONE, MemoryJob(16384, 1024), experts=True)
     attention = 2 * 4096 + 4 + (8192 + 1024 + 4 * 36) + (8192 + 2 * 1024) + 8192 + 128
     experts = 2 * 4096 + 4 + 8 * 4096 + 8 * 3 * 1536
-    routing = 128 * 5 + 4 * 257 + 12 * 8 + 12 * 8
-    assert layer.total == 16384 * (attention + experts + routing)
+    routing = 4 * 257 + 12 * 8 + 4 * 8
+    assert layer.total == 16384 * (attention + experts + routing) and layer.routing_tables == 0
+
+
+def test_experts_that_are_spread_keep_their_tables_and_sort_twice() -> None:
+    """Without imbalance a rank of e4 has as many rows; the tables stay with the dispatcher."""
+    alone = layers.layer_memory(MOE8, ONE, MemoryJob(16384, 1024), experts=True)
+    job = MemoryJob(16384, 1024, imbalance=1.0)
+    spread = layers.layer_memory(MOE8, ModelAllocation.parse("megatron:d4e4"), job, experts=True)
+    assert spread.saved["routing"] == 16384 * (128 * 5 + 4 * 257 + 12 * 8 + 12 * 8)
+    assert spread.routing_tables == 16384 * (128 * 5 + 4 * 257)
+    assert spread.total - alone.total == spread.saved["routing"] - alone.saved["routing"]
+
+
+def test_the_backward_pass_of_experts_by_hand() -> None:
+    """Beside what is saved, 16,384 tokens of 8 experts: rows 2 x 2048, width 2 x 768, gradients of 128 matrices."""
+    row, rows, wide, down = 16384 * 4096, 8 * 16384 * 4096, 8 * 16384 * 1536, 128 * 768 * 2048 * 2
+
+    def backward(**changes: Any) -> int:
+        return layers.layer_memory(MOE8, ONE, MemoryJob(16384, 1024, **changes), experts=True).backward
+
+    assert backward() == row + rows + down  # a gradient of the output, and of the down projection's weights
+    parts = {"recompute": "selective", "recompute_modules": ("moe_act",)}
+    assert backward(**parts) == row + rows + 3 * wide  # ... and the product, its gradient, and that of gate and up
+    assert backward(hopper=False, gradient_accumulation_fusion=False) == row + rows + wide + down
+    assert backward(hopper=False) == row + rows + 2 * wide  # TransformerEngine adds the weights' gradients itself
 
 
 def test_tensor_and_expert_ranks_divide_activations() -> None:
@@ -170,8 +194,8 @@ def test_selective_recompute_by_hand() -> None:
         (QWEN, False, ("layernorm", "mlp"), 3 * 17920 + 2 * (3072 + 4)),
         (MOE8, True, ("moe_act",), 8 * 768 * 2),
         (MOE8, True, ("layernorm",), 2 * (4096 + 4)),
-        (MOE8, True, ("moe",), 8 * 4096 + 8 * 3 * 1536 + 12 * 8 + 12 * 8),  # the dispatcher keeps its three tables
-        (MOE8, True, ("moe", "moe_act"), 8 * 4096 + 8 * 3 * 1536 + 12 * 8 + 12 * 8),
+        (MOE8, True, ("moe",), 8 * 4096 + 8 * 3 * 1536 + 4 * 257 + 12 * 8 + 4 * 8),
+        (MOE8, True, ("moe", "moe_act"), 8 * 4096 + 8 * 3 * 1536 + 4 * 257 + 12 * 8 + 4 * 8),
         (MOE8, True, ("mlp",), 0),
     ):
         job = MemoryJob(16384, 1024, recompute="selective", recompute_modules=parts)

@@ -110,20 +110,29 @@ class _ActivatedGroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_and_up: Tensor, probs: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(gate_and_up, probs, weight, ends)
-        return _product(fused_bias_swiglu.weighted_swiglu(gate_and_up, probs), weight.transpose(1, 2), ends)
+        return _product(_weighted_swiglu(gate_and_up, probs), weight.transpose(1, 2), ends)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:  # type: ignore[override]
         gate_and_up, probs, weight, ends = ctx.saved_tensors
         grad = grad.contiguous()
+        with torch.enable_grad():
+            inputs = gate_and_up.detach().requires_grad_(), probs.detach().requires_grad_()
+            rows = _weighted_swiglu(*inputs)
         weight_grad = None
         if ctx.needs_input_grad[2]:
-            rows = fused_bias_swiglu.weighted_swiglu(gate_and_up, probs)
-            weight_grad = _add_to_main_grad(weight, _weight_grad(rows, grad, weight, ends))
-            del rows
-        rows_grad = _product(grad, weight, ends)
-        gate_and_up_grad, probs_grad = fused_bias_swiglu.weighted_swiglu_back(rows_grad, gate_and_up, probs)
+            weight_grad = _add_to_main_grad(weight, _weight_grad(rows.detach(), grad, weight, ends))
+        gate_and_up_grad, probs_grad = torch.autograd.grad(rows, inputs, _product(grad, weight, ends))
         return gate_and_up_grad, probs_grad, weight_grad, None
+
+
+def _weighted_swiglu(gate_and_up: Tensor, probs: Tensor) -> Tensor:
+    """`silu(gate) * up * probability`: `[rows, 2 width]` and `[rows, 1]` to `[rows, width]`."""
+    if gate_and_up.is_cuda:
+        from areal_like.engines.megatron.kernels.swiglu import WeightedSwiGLU
+
+        return WeightedSwiGLU.apply(gate_and_up, probs)  # type: ignore[no-any-return]
+    return fused_bias_swiglu.weighted_bias_swiglu_impl(gate_and_up, None, probs)  # type: ignore[no-any-return]
 
 
 def _product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -305,11 +314,11 @@ class GroupedExperts(MegatronModule):
         rows = permuted_local_hidden_states
         ends = tokens_per_expert.cumsum(0, dtype=torch.int32).to(rows.device, non_blocking=True)
         probs = permuted_probs.unsqueeze(-1)
-        gate_and_up = self.linear_fc1(rows, ends)
+        # No name for what the next line has used: a pass without gradients is to free it.
         if self._recomputes_activation:
-            return _ActivatedGroupedProduct.apply(gate_and_up, probs, self.linear_fc2.weight, ends), None  # type: ignore[no-untyped-call]
-        # `silu(gate) * up * probability`, in one kernel each way on GPUs
-        return self.linear_fc2(fused_bias_swiglu.weighted_bias_swiglu_impl(gate_and_up, None, probs), ends), None
+            weight = self.linear_fc2.weight
+            return _ActivatedGroupedProduct.apply(self.linear_fc1(rows, ends), probs, weight, ends), None  # type: ignore[no-untyped-call]
+        return self.linear_fc2(_weighted_swiglu(self.linear_fc1(rows, ends), probs), ends), None
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: Any = None

@@ -127,6 +127,11 @@ class MemoryJob:
         return self.gradient_accumulation_fusion and self.transformer_engine and trains_weights
 
     @property
+    def grouped_products(self) -> bool:
+        """Whether experts are computed by torch's grouped products, not by TransformerEngine."""
+        return self.transformer_engine and self.hopper and self.dtype == "bfloat16" and self.fp8 is None
+
+    @property
     def element(self) -> int:
         """Bytes of one parameter or activation."""
         return BYTES[self.dtype]

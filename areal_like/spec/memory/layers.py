@@ -13,11 +13,13 @@ rows of sequence parallelism; T is the rank's share, the micro-batch over c):
     dense: gate and up; their product               3 T f b/t         SwiGLU and the down projection keep their inputs
     MoE:   rows of experts                          R h b             R = S k etp x imbalance: rows that arrive here
            gate and up; their product               3 R m b/etp
-           routing                                  S (13 E + 4 + 12 k) + 12 R
+           routing                                  S (13 E + 4 + 12 k) + 12 R;  on a rank that holds all experts
+                                                    S (8 E + 4 + 12 k) + 4 R
 
 Routing: probabilities [S, E] float32 and the map [S, E] bool, the row map [S, 2E+1] int32 of the permutation, chosen
 experts int64 and their softmax float32 (12 k); of each row its probability and two positions (12). The three tables
-hang on the dispatcher, so they stay after the pass (`routing_tables`).
+hang on the dispatcher, so they stay after the pass (`routing_tables`). `local_dispatcher`, where a rank holds all
+experts, lets go of them, and has no second sorting, whose two positions those are.
 
 Derived from the `save_for_backward` of this engine's kernels (`kernels.rms_norm`, `kernels.swiglu`), TransformerEngine
 2.11 (`linear`, `FusedAttnFunc`, `grouped_linear`, `permutation`) and Megatron-Core 0.19 (`router`, `token_dispatcher`).
@@ -140,19 +142,26 @@ def layer_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, *
         saved["between A and B"] = tokens * rank * plain + s.rows * rank * each
     tables = 0
     if experts:
-        tables = local * (5 * spec.num_experts + 4 * (2 * spec.num_experts + 1))
+        row_map, places = local * 4 * (2 * spec.num_experts + 1), 4 * s.rows
+        if not _alone(allocation):
+            tables, places = row_map + local * 5 * spec.num_experts, 12 * s.rows
         saved["rows of experts"] = s.expert_row // job.element * product
         saved["gate and up"] = 2 * (s.expert_wide + s.wide)
         saved["their product"] = s.expert_wide // job.element * product + s.wide // job.element * product
-        saved["routing"] = tables + local * 12 * spec.experts_per_token + 12 * s.rows
+        saved["routing"] = max(tables, row_map) + local * 12 * spec.experts_per_token + places
     else:
         saved["gate and up"] = 2 * s.wide
         saved["their product"] = s.wide // job.element * product
     again = _recomputed(job, s, saved, tables, experts=experts) if job.recompute == "selective" else 0
     ring = allocation.cp * s.queries + 2 * (s.keys + s.values) if allocation.cp > 1 else 0
     padding = saved["queries, keys, values"] if attended > tokens else 0  # copies of what the layer has unpadded
-    forward = _forward(s, ring + padding)
+    forward = _forward(allocation, job, s, ring + padding)
     return LayerMemory(saved, again, s.row, forward, _backward(spec, allocation, job, s), tables)
+
+
+def _alone(allocation: ModelAllocation) -> bool:
+    """Every rank holds all experts whole: rows are sorted and go nowhere."""
+    return allocation.ep * allocation.etp == 1
 
 
 def _attended(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, tokens: int) -> int:
@@ -216,7 +225,7 @@ def _expert_rows(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, l
     return int(local * spec.experts_per_token * allocation.etp * factor)
 
 
-def _forward(s: _Sizes, ring: int) -> int:
+def _forward(allocation: ModelAllocation, job: MemoryJob, s: _Sizes, ring: int) -> int:
     """Whichever is more: attention (fused QKV, its parts, the rotated parts, and `ring`), or the MLP.
 
     Args:
@@ -224,20 +233,30 @@ def _forward(s: _Sizes, ring: int) -> int:
     """
     attention = s.row + s.whole + 3 * s.queries + 2 * s.keys + 2 * s.values + ring
     # Residual and norm; dense or shared gate, up and product; rows sent, rows sorted, gate, up and product of experts.
-    mlp = 2 * s.row + s.whole + 3 * s.wide + 2 * s.expert_row + 3 * s.expert_wide
-    return max(attention, mlp)
+    rows = 2 * s.expert_row + 3 * s.expert_wide
+    if job.grouped_products and _alone(allocation):  # sent nowhere; gate and up are gone when the output is there
+        rows = s.expert_row + max(3 * s.expert_wide, s.expert_wide + s.expert_row)
+    return max(attention, 2 * s.row + s.whole + 3 * s.wide + rows)
 
 
 def _backward(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, s: _Sizes) -> int:
     """The most of: rows on their way back to the experts; gradients of the down projection's input and of its weight;
     gradient of gate and up. What a step has consumed is freed: the product when its gradient is there. A weight whose
-    gradient goes straight into the buffer (`job.fuses_gradients`) has none beside it; grouped experts in bfloat16 do.
+    gradient goes straight into the buffer (`job.fuses_gradients`) has none beside it; grouped products (`experts`) do,
+    and have it before the gradient of their input, not beside it.
     """
     b, hidden = job.element, spec.hidden_size
     if not s.rows:
         down = 0 if job.fuses_gradients else spec.intermediate_size // allocation.tp * hidden * b
         return s.row + s.whole + max(s.wide + down, 2 * s.wide)
     down = spec.num_experts // allocation.ep * (spec.moe_intermediate_size // allocation.etp) * hidden * b
-    down = 0 if job.fuses_gradients and job.fp8 else down
-    unsorted = 2 * s.expert_row
-    return s.row + max(unsorted, s.expert_row + s.expert_wide + down, s.expert_row + 2 * s.expert_wide)
+    unsorted = s.expert_row if _alone(allocation) else 2 * s.expert_row
+    if not job.grouped_products:
+        down = 0 if job.fuses_gradients else down
+        return s.row + max(unsorted, s.expert_row + s.expert_wide + down, s.expert_row + 2 * s.expert_wide)
+    output = s.expert_row + max(down, s.expert_wide)  # gradients of the output, and of the down projection
+    activation = 2 * s.expert_wide
+    if job.recompute == "selective" and "moe_act" in job.recompute_modules:  # one step with the down projection
+        activation = s.expert_row + 3 * s.expert_wide
+    inputs = max(2 * down, s.expert_row) - s.expert_wide  # the activation's input and output are gone
+    return s.row + max(unsorted, output, activation, inputs)

@@ -29,13 +29,14 @@ def workspaces(spec: ModelSpec, job: MemoryJob) -> int:
     (32 MiB from Hopper on, else 8.125), which torch keeps one of for the forward and one for the backward thread."""
     own = 32 * MIB if job.hopper else 4 * MIB
     torch_own = 32 * MIB if job.hopper else 8 * MIB + MIB // 8
-    engine = own * (1 + (GROUPED_STREAMS if spec.is_moe else 0)) if job.transformer_engine else 0
+    grouped = GROUPED_STREAMS if spec.is_moe and not job.grouped_products else 0
+    engine = own * (1 + grouped) if job.transformer_engine else 0
     return engine + torch_own * (1 if job.optimizer is None else 2)
 
 
 def dummy_gradients(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> int:
     """Where products add gradients to the buffer autograd gets a dummy: one for each shape of a weight, kept for good
-    (TransformerEngine 2.11 `get_dummy_wgrad`). Grouped experts in bfloat16 need none."""
+    (TransformerEngine 2.11 `get_dummy_wgrad`). Grouped products need none."""
     if not job.fuses_gradients:
         return 0
     tp, hidden = allocation.tp, spec.hidden_size
@@ -45,7 +46,7 @@ def dummy_gradients(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob
     widths = {spec.intermediate_size // tp} if not spec.is_moe or spec.dense_layers else set()
     if spec.is_moe:
         widths |= {spec.shared_expert_intermediate_size // tp}
-        widths |= {spec.moe_intermediate_size // allocation.etp} if job.fp8 else set()
+        widths |= set() if job.grouped_products else {spec.moe_intermediate_size // allocation.etp}
     for width in widths - {0}:
         shapes |= {(2 * width, hidden), (hidden, width)}
     return sum(rows * columns for rows, columns in shapes) * job.element
