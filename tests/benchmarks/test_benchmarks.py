@@ -206,7 +206,6 @@ def test_the_log_probability_pass(tmp_path):
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_a_small_stream_of_weights(tmp_path, model):
     out = tmp_path / "figures.json"
@@ -230,7 +229,9 @@ def test_a_small_stream_of_weights(tmp_path, model):
         assert row["share"] == pytest.approx(plain["seconds"] / row["seconds"])
         assert row["gb_s"] == pytest.approx(4 * size / row["seconds"] / 1e9)
         assert f"| {name} | {row['seconds'] * 1e3:.3f} | {row['gb_s']:.1f} | {row['share']:.3f} |" in done.stdout
-=======
+
+
+@pytest.mark.slow
 def test_a_small_layer_of_experts(tmp_path):
     out = tmp_path / "figures.json"
     shape = ["--hidden", "64", "--width", "32", "--experts", "8", "--topk", "2", "--tokens", "128", "--repeats", "2"]
@@ -242,4 +243,3 @@ def test_a_small_layer_of_experts(tmp_path):
     for row in (theirs, ours):
         assert 0 < row["host_ms"] <= row["ms"]
         assert row["tflops"] == pytest.approx(18 * 128 * 2 * 64 * 32 / row["ms"] / 1e9)
->>>>>>> 1fcd021 (Grouped experts: the one-pass SwiGLU kernel on GPUs, and their memory)
