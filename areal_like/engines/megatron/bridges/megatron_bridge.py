@@ -27,6 +27,7 @@ from areal_like.engines.megatron.bridges.reading import FolderMapping, each_rank
 from areal_like.engines.megatron.bridges.upstream import import_megatron_bridge, quiet
 from areal_like.engines.megatron.experts import Weight, expert_weights
 from areal_like.engines.megatron.fp8 import readable
+from areal_like.engines.megatron.linear import ColumnProjection, RowProjection
 from areal_like.engines.megatron.model import build_chunks, chunk_layers
 from areal_like.engines.megatron.output_head import LogProbHead
 from areal_like.engines.megatron.process_groups import ModelGroups
@@ -71,6 +72,8 @@ class MegatronBridge:
 
         # It knows by the name of a class how its parameters are split.
         AutoMapping.register_module_type(PackedRouter.__name__, "replicated")
+        AutoMapping.register_module_type(ColumnProjection.__name__, "column")
+        AutoMapping.register_module_type(RowProjection.__name__, "row")
         AutoMapping.register_module_type(LogProbHead.__name__, "column")
         self.spec = ModelSpec.from_path(path)
         self._hf_config = AutoConfig.from_pretrained(path)
