@@ -146,13 +146,15 @@ def run_model(name: str, scratch: Path, a: argparse.Namespace) -> list[dict[str,
         agree(ways, list(ways)[len(ours)], a.dtype)
         for measure in ("forward+backward", "log-probabilities"):
             taken = take_turns(ways, measure, a.repeats)
-            for way in ours:
-                facts = {"model": name, "mix": mix, "measure": measure, "engine": way}
-                results.append(facts | compare(taken, way))
+            for side in ours:
+                facts = {"model": name, "mix": mix, "measure": measure, "engine": side}
+                results.append(facts | compare(taken, side))
                 print(row(results[-1]), flush=True)
         if a.profile:
             for label, way in ways.items():
-                print(label), profile(way.train), profile(way.read)
+                print(label)
+                profile(way.train)
+                profile(way.read)
     engine.close()
     return results
 
