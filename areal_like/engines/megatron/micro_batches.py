@@ -12,6 +12,7 @@ from torch import Tensor
 from areal_like.data.batch import PackedBatch
 from areal_like.engines.megatron.attention import DocumentGroups, LocalPackedSeqParams
 from areal_like.engines.megatron.context_parallel import local_tokens, padded_to_gathered
+from areal_like.engines.megatron.host_copies import move
 from areal_like.spec import Family, count_micro_batches, find_families, pack_micro_batches, padded_length
 
 __all__ = ["MicroBatch", "Padding", "make_micro_batches"]
@@ -45,6 +46,8 @@ class MicroBatch:
         packed: documents for the attention.
         places: `[tokens]`, where each token of `batch` is in the gathered row; tokens that sequences share have one
             place.
+        before: `[tokens]`, where the token before it in `batch` is.
+        is_predicted: bool `[tokens]`, False at the first token of a sequence.
     """
 
     batch: PackedBatch
@@ -54,22 +57,19 @@ class MicroBatch:
     labels: Tensor
     packed: PackedSeqParams
     places: Tensor
+    before: Tensor
+    is_predicted: Tensor
 
     def padding_mask(self, cp: int, rank: int) -> Tensor:
         """bool `[1, local tokens]`, True at padding, of this rank's part of a row over `cp` ranks."""
         local = self.input_ids.shape[1]
         gathered = torch.ones(cp * local, dtype=torch.bool, device=self.input_ids.device)
-        gathered[self.places] = False
+        gathered.index_fill_(0, self.places, False)
         return gathered.view(cp, local)[rank : rank + 1]
 
     def to_tokens(self, next_token_values: Tensor) -> Tensor:
         """From values about the next token `[gathered tokens]` to values about each token `[tokens]`; 0 at a first."""
-        tokens = self.batch.input_ids.numel()
-        previous = torch.cat([self.places[:1], self.places])[:tokens]
-        firsts = self.batch.cu_seqlens[:-1]
-        mask = torch.ones(tokens, dtype=next_token_values.dtype, device=next_token_values.device)
-        mask[firsts[firsts < tokens]] = 0.0  # an empty last sequence would start past the end
-        return next_token_values.index_select(0, previous) * mask
+        return torch.where(self.is_predicted, next_token_values.index_select(0, self.before), 0)
 
 
 def make_micro_batches(
@@ -104,32 +104,35 @@ def make_micro_batches(
     if max_tokens is None:
         max_tokens = sum(padded_length(n, padding.sequence) for n in lengths) + padding.micro_batch
     else:
-        longest = torch.tensor([max(lengths, default=0)], device=device)
-        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=data_parallel_group)
-        count_micro_batches([int(longest)], max_tokens, **rounding)  # raises on every rank
+        longest = _largest([max(lengths, default=0)], data_parallel_group, device)
+        count_micro_batches(longest, max_tokens, **rounding)  # raises on every rank
     if share_prefixes:
         room = max_tokens - max_tokens % padding.micro_batch
         families = find_families([ids.tolist() for ids in batch.split_tokens(batch.input_ids)], room)
     else:
         families = [Family((index,), 0, length) for index, length in enumerate(lengths)]
     sizes = [family.tokens for family in families]
-    count = torch.tensor([count_micro_batches(sizes, max_tokens, **rounding)], device=device)
-    dist.all_reduce(count, op=dist.ReduceOp.MAX, group=data_parallel_group)
-    bins = pack_micro_batches(
-        sizes, max_tokens, at_least=max(int(count), at_least), multiple_of=multiple_of, **rounding
-    )
-    # Balancing can need one more than first-fit: agree once more.
-    final = torch.tensor([len(bins)], device=device)
-    dist.all_reduce(final, op=dist.ReduceOp.MAX, group=data_parallel_group)
-    if int(final) > len(bins):
-        bins += [[] for _ in range(int(final) - len(bins))]
-    rows = torch.tensor([_row_length([sizes[i] for i in b], padding) for b in bins], device=device)
+    # Packing needs no more than the count, so the ranks have as many once they agree on it.
+    (count,) = _largest([count_micro_batches(sizes, max_tokens, **rounding)], data_parallel_group, device)
+    bins = pack_micro_batches(sizes, max_tokens, at_least=max(count, at_least), multiple_of=multiple_of, **rounding)
+    rows = [_row_length([sizes[i] for i in b], padding) for b in bins]
     if same_length:
-        dist.all_reduce(rows, op=dist.ReduceOp.MAX, group=data_parallel_group)
-    return [
-        _micro_batch(batch, [families[i] for i in b], row, padding, context_parallel_group, device, local_attention)
-        for b, row in zip(bins, rows.tolist(), strict=True)
+        rows = _largest(rows, data_parallel_group, device)
+    made = [
+        _micro_batch(batch, [families[i] for i in b], row, padding, context_parallel_group, local_attention)
+        for b, row in zip(bins, rows, strict=True)
     ]
+    return move(made, device)
+
+
+def _largest(numbers: list[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
+    """Of each number, the largest on any rank."""
+    if group.size() == 1:
+        return numbers
+    box = torch.tensor(numbers, device=device)
+    dist.all_reduce(box, op=dist.ReduceOp.MAX, group=group)
+    found: list[int] = box.tolist()
+    return found
 
 
 def _row_length(lengths: list[int], padding: Padding) -> int:
@@ -192,17 +195,17 @@ def _micro_batch(
     row_length: int,
     padding: Padding,
     context_parallel_group: dist.ProcessGroup | None,
-    device: torch.device,
     local_attention: bool,
 ) -> MicroBatch:
+    """One on the host."""
     indices = [index for family in families for index in family.members]
-    batch = batch.select(indices).to(device)
+    batch = batch.select(indices)
     group = context_parallel_group
     cp, rank = (1, 0) if group is None else (group.size(), group.rank())
     row = _Row.of(families, batch.lengths, row_length, padding.sequence)
     rows = torch.cat([torch.arange(first, first + n) for first, n in zip(row.positions, row.lengths, strict=True)])
     starts = torch.tensor([0, *row.lengths]).cumsum(0)
-    own = row.places.to(device)
+    own = row.places
     ids = batch.input_ids.new_zeros(int(starts[-1]))
     ids[own] = batch.input_ids
     following = torch.cat([batch.input_ids[1:], batch.input_ids.new_zeros(1)])[: own.numel()]
@@ -210,17 +213,23 @@ def _micro_batch(
     following[ends[ends > batch.cu_seqlens[:-1]] - 1] = 0  # the last token of a sequence predicts nothing
     labels = torch.zeros_like(ids)
     labels[own] = following  # the last token of a shared beginning has one successor too (`Family.shared`)
-    mine = local_tokens(row.lengths, cp, rank).to(device)
-    gathered = padded_to_gathered(row.lengths, cp).to(device)
-    positions = rows.to(device)[mine]
+    mine = local_tokens(row.lengths, cp, rank)
+    gathered = padded_to_gathered(row.lengths, cp)
+    positions = rows[mine]
+    places, tokens = gathered[own], own.numel()
+    firsts = batch.cu_seqlens[:-1]
+    is_predicted = torch.ones(tokens, dtype=torch.bool)
+    is_predicted[firsts[firsts < tokens]] = False  # an empty last sequence would start past the end
     return MicroBatch(
         batch,
         indices,
         ids[mine][None],
         positions[None],
         labels[mine],
-        _packed_seq_params(starts.to(device), row, positions, None if cp == 1 else gathered, local_attention),
-        gathered[own],
+        _packed_seq_params(starts, row, positions, None if cp == 1 else gathered, local_attention),
+        places,
+        torch.cat([places[:1], places])[:tokens],
+        is_predicted,
     )
 
 

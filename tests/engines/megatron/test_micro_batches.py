@@ -180,3 +180,43 @@ def test_ranks_agree_on_the_number(pair, models, helpers):
     assert len(counts[0]) == len(counts[1]) == 2
     expected = helpers.hugging_face_logits(models("qwen3"), batch)
     assert torch.allclose(pair.logits(batch), expected, atol=1e-4)
+
+
+def test_the_host_neither_waits_for_the_device_nor_copies_one_by_one(one_process):
+    """On the device `meta` nothing can be read back; all tensors of a dtype lie in one that was copied at once."""
+    made = make_micro_batches(
+        numbered([3, 1, 2, 7]),
+        max_tokens=8,
+        at_least=1,
+        data_parallel_group=one_process,
+        device=torch.device("meta"),
+        local_attention=False,
+    )
+    assert len(made) == 2 and [m.indices for m in made] == [[3], [0, 1, 2]]
+    assert made[1].to_tokens(torch.empty(6, device="meta")).shape == (6,)
+    tensors = [
+        x
+        for m in made
+        for x in (
+            m.batch.input_ids,
+            m.batch.cu_seqlens,
+            m.batch.tokens["loss_mask"],
+            m.labels,
+            m.places,
+            m.is_predicted,
+            m.packed.cu_seqlens_q,
+        )
+    ]
+    assert {x.device.type for x in tensors} == {"meta"}
+    assert len({x.untyped_storage()._cdata for x in tensors}) == len({x.dtype for x in tensors}) == 4
+    assert made[1].batch.sequences == {} and made[1].batch.tokens["loss_mask"].shape == (6,)
+
+
+@pytest.mark.gpu
+def test_copies_arrive():
+    from areal_like.engines.megatron.host_copies import copy_to_device
+
+    tensors = [torch.arange(7), torch.rand(3, 5), torch.arange(130), torch.empty(0), torch.tensor(2.5)]
+    moved = copy_to_device(tensors, torch.device("cuda"))
+    assert all(torch.equal(a.cpu(), b) and a.shape == b.shape for a, b in zip(moved, tensors, strict=True))
+    assert all(x.data_ptr() % 256 == 0 for x in moved if x.numel())
