@@ -77,6 +77,19 @@ def test_a_dense_layer_by_hand() -> None:
     assert layer.boundary == 16384 * 3072 and layer.routing_tables == 0
 
 
+def test_attention_without_gradients_by_hand() -> None:
+    """Where it needs more than the MLP: its input, the fused projection and what leaves it; rotated in place or not."""
+    small = dataclasses.replace(QWEN, intermediate_size=8)
+    job, projection = MemoryJob(16384, 1024), 3072 + 2 * 512
+    assert layers.layer_memory(small, ONE, job, experts=False).forward == 16384 * (3072 + 2 * projection)
+    normed, local = dataclasses.replace(small, qk_norm=True), dataclasses.replace(job, transformer_engine=False)
+    for other in (
+        layers.layer_memory(normed, ONE, job, experts=False),
+        layers.layer_memory(small, ONE, local, experts=False),
+    ):
+        assert other.forward == 16384 * (3072 + 2 * projection + 3072)
+
+
 def test_fused_gradients_leave_dummies_and_take_no_gradient_beside_the_buffer() -> None:
     """Qwen2.5-1.5B: one dummy for each shape of qkv, proj, fc1, fc2; the down projection's gradient is gone."""
     apart, fused = (MemoryJob(1024, 1024, gradient_accumulation_fusion=fuse) for fuse in (False, True))

@@ -21,6 +21,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from areal_like.engines.megatron.rotary import PositionedSeqParams
+
 __all__ = ["DocumentGroups", "LocalPackedSeqParams", "PackedAttention", "PackedRotaryEmbedding"]
 
 
@@ -126,7 +128,7 @@ class _Document:
 
 
 @dataclass
-class LocalPackedSeqParams(PackedSeqParams):
+class LocalPackedSeqParams(PositionedSeqParams):
     """Megatron's description of a packed micro-batch, with what the local layers need beside it.
 
     `qkv_format` stays "sbhd": Megatron then applies rotary embeddings to the row as a whole, which is right because
@@ -134,7 +136,6 @@ class LocalPackedSeqParams(PackedSeqParams):
     path for packed sequences loops over the documents in Python, twice a layer.)
     """
 
-    positions: Tensor | None = None
     groups: DocumentGroups | None = None
     """Of a whole row; None with context parallelism, where a rank holds parts of each document."""
     lengths: list[int] = field(default_factory=list)

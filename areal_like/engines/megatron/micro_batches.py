@@ -13,6 +13,7 @@ from areal_like.data.batch import PackedBatch
 from areal_like.engines.megatron.attention import DocumentGroups, LocalPackedSeqParams
 from areal_like.engines.megatron.context_parallel import local_tokens, padded_to_gathered
 from areal_like.engines.megatron.host_copies import move
+from areal_like.engines.megatron.rotary import PositionedSeqParams
 from areal_like.spec import Family, count_micro_batches, find_families, pack_micro_batches, padded_length
 
 __all__ = ["MicroBatch", "Padding", "make_micro_batches"]
@@ -252,8 +253,9 @@ def _packed_seq_params(
             gathered=gathered,
         )
     cu = cu_seqlens.to(torch.int32)
-    return PackedSeqParams(
+    return PositionedSeqParams(
         qkv_format="thd",
+        positions=positions,
         cu_seqlens_q=cu,
         cu_seqlens_kv=cu,
         cu_seqlens_q_padded=cu,

@@ -24,6 +24,7 @@ from areal_like.engines.megatron.experts import GroupedExperts, has_grouped_prod
 from areal_like.engines.megatron.linear import ColumnProjection, RowProjection
 from areal_like.engines.megatron.norm import ResidualRMSNorm, RMSNorm
 from areal_like.engines.megatron.process_groups import ModelGroups
+from areal_like.engines.megatron.rotary import use_rotated_attention
 from areal_like.spec import AttentionBackend, choose_attention
 
 __all__ = ["StageLayout", "build_chunks", "chunk_layers"]
@@ -119,8 +120,11 @@ def _build_chunk(
     _choose_projections(spec, config, transformer_engine)
     if not transformer_engine:
         _use_own_attention(spec)
-    elif _attention(config, attention) == "flex":
-        use_document_attention(spec)
+    else:
+        if arguments.get("position_embedding_type") == "rope":
+            use_rotated_attention(spec, config)
+        if _attention(config, attention) == "flex":
+            use_document_attention(spec)
     if config.moe_grouped_gemm and not config.fp8 and has_grouped_products(device, config.params_dtype):
         _use_grouped_experts(spec)
     model = GPTModel(

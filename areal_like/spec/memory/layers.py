@@ -155,7 +155,7 @@ def layer_memory(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, *
     again = _recomputed(job, s, saved, tables, experts=experts) if job.recompute == "selective" else 0
     ring = allocation.cp * s.queries + 2 * (s.keys + s.values) if allocation.cp > 1 else 0
     padding = saved["queries, keys, values"] if attended > tokens else 0  # copies of what the layer has unpadded
-    forward = _forward(allocation, job, s, ring + padding)
+    forward = _forward(spec, allocation, job, s, ring + padding)
     return LayerMemory(saved, again, s.row, forward, _backward(spec, allocation, job, s), tables)
 
 
@@ -225,13 +225,21 @@ def _expert_rows(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, l
     return int(local * spec.experts_per_token * allocation.etp * factor)
 
 
-def _forward(allocation: ModelAllocation, job: MemoryJob, s: _Sizes, ring: int) -> int:
-    """Whichever is more: attention (fused QKV, its parts, the rotated parts, and `ring`), or the MLP.
+def _rotated_in_one_pass(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob) -> bool:
+    """As `engines.megatron.rotary` decides it."""
+    plain = spec.latent_attention is None and not spec.qk_norm and not spec.attention_output_gate
+    return job.transformer_engine and plain and spec.num_key_value_heads >= allocation.tp
+
+
+def _forward(spec: ModelSpec, allocation: ModelAllocation, job: MemoryJob, s: _Sizes, ring: int) -> int:
+    """Whichever is more: attention (fused QKV, its parts, and `ring`; where the parts are not rotated on their way out,
+    the rotated parts too), or the MLP.
 
     Args:
         ring: what else attention needs: the ring of c, or copies with padding.
     """
-    attention = s.row + s.whole + 3 * s.queries + 2 * s.keys + 2 * s.values + ring
+    copies = 2 if _rotated_in_one_pass(spec, allocation, job) else 3
+    attention = s.row + s.whole + copies * s.queries + 2 * s.keys + 2 * s.values + ring
     # Residual and norm; dense or shared gate, up and product; rows sent, rows sorted, gate, up and product of experts.
     rows = 2 * s.expert_row + 3 * s.expert_wide
     if job.grouped_products and _alone(allocation):  # sent nowhere; gate and up are gone when the output is there

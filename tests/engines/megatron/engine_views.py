@@ -10,10 +10,12 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.attention import SelfAttention
 
 from areal_like.alloc import ModelAllocation
 from areal_like.engines.megatron import communicators, profile
 from areal_like.engines.megatron.process_groups import create_process_groups
+from areal_like.engines.megatron.rotary import RotatedSelfAttention
 
 
 def weights(engine: Any) -> list[str]:
@@ -130,6 +132,44 @@ def _optimizer(engine: Any) -> dict[str, torch.Tensor]:
                 if torch.is_tensor(value):
                     found[f"optimizer{i}.{key}.{j}"] = value
     return found
+
+
+def gradients(engine: Any, batch: Any, loss: Any) -> dict[str, torch.Tensor]:
+    """What a step hands to the optimizer, which then does nothing."""
+    found = {}
+
+    def step() -> tuple[bool, float, int]:
+        named = [(f"{i}.{n}", p) for i, m in enumerate(engine.modules) for n, p in m.named_parameters()]
+        found.update({n: p.main_grad.clone() for n, p in named if p.requires_grad})
+        return False, 0.0, 0
+
+    with patch.object(engine.optimizer, "step", step):
+        engine.train_batch(batch, loss)
+    return found
+
+
+class WholeTable(torch.nn.Module):
+    """Angles by position, not by token: what a model of TransformerEngine's layers has."""
+
+    def __init__(self, local: Any) -> None:
+        super().__init__()
+        self.inner = local.inner
+
+    def get_rotary_seq_len(self, *args: Any, **kwargs: Any) -> int:
+        return self.inner.get_rotary_seq_len(*args, **kwargs)
+
+    def forward(self, max_seq_len: int, **kwargs: Any) -> torch.Tensor:
+        return self.inner(max_seq_len, packed_seq=True)
+
+
+def use_rotated_attention(engine: Any) -> int:
+    """In an engine of local layers, as layers of TransformerEngine have it; how many got it."""
+    layers = [m for chunk in engine.modules for m in chunk.modules() if type(m) is SelfAttention]
+    for layer in layers:
+        layer.__class__ = RotatedSelfAttention
+    for chunk in engine.modules:
+        chunk.rotary_pos_emb = WholeTable(chunk.rotary_pos_emb)
+    return len(layers)
 
 
 # Communicators

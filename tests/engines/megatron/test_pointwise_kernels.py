@@ -1,4 +1,4 @@
-"""The Triton kernels of norms and SwiGLU against torch in float64: on a GPU, or else in Triton's interpreter."""
+"""Triton kernels of norms, SwiGLU, rotary positions against torch in float64: on a GPU, or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import rotary_reference
 import torch
 import torch.nn.functional as F
 
@@ -116,3 +117,45 @@ def test_weighted_swiglu(rows, width, dtype):
         assert_close(y, y64, dtype)
         assert_close(x.grad, x64.grad, dtype)
         assert_close(p.grad, p64.grad, dtype)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "lengths, groups, share, width, rotated",
+    [
+        ([5, 1, 9, 2], 2, 6, 16, 16),
+        ([7], 3, 1, 8, 8),
+        ([1, 1, 3], 1, 8, 64, 64),
+        ([4, 3], 2, 3, 20, 12),  # neither half is a power of two; eight columns are not rotated
+        ([300, 1], 2, 1, 12, 4),
+    ],
+)
+def test_split_with_rotation(lengths, groups, share, width, rotated, dtype):
+    from areal_like.engines.megatron.kernels.qkv_rope import SplitWithRotation
+
+    def ours(mixed, positions, angles, groups, share):
+        table = torch.cat([f(angles[:, 0, 0, : rotated // 2]) for f in (torch.cos, torch.sin)], dim=1)
+        return SplitWithRotation.apply(mixed, positions, table, groups, share)
+
+    sizes = {"lengths": lengths, "groups": groups, "share": share, "width": width, "rotated": rotated}
+    assert max(rotary_reference.differences(ours, dtype, DEVICE, **sizes)) < TOLERANCE[dtype]
+
+
+@needs_triton
+def test_split_of_no_tokens_and_gradients_with_strides():
+    from areal_like.engines.megatron.kernels.qkv_rope import SplitWithRotation
+
+    table = torch.tensor([[0.0, 1.0]], device=DEVICE)  # a quarter turn: [a | b] to [-b | a]
+    none = torch.zeros(0, 1, 6, device=DEVICE, requires_grad=True)
+    positions = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    q, k, v = SplitWithRotation.apply(none, positions, table, 1, 1)
+    assert q.shape == k.shape == v.shape == (0, 1, 1, 2)
+    (q.sum() + k.sum() + v.sum()).backward()
+    assert none.grad.shape == none.shape
+    mixed = torch.tensor([[[1.0, 2, 3, 4, 5, 6]]], device=DEVICE, requires_grad=True)
+    q, k, v = SplitWithRotation.apply(mixed, positions.new_zeros(1), table, 1, 1)
+    assert torch.cat([q, k, v], dim=-1).flatten().tolist() == [-2, 1, -4, 3, 5, 6]
+    wide = torch.tensor([1.0, 0, 2, 0], device=DEVICE)[::2].view(1, 1, 1, 2)
+    torch.autograd.backward([q, k, v], [wide, 10 * wide, 100 * wide])
+    assert mixed.grad.flatten().tolist() == [2, -1, 20, -10, 100, 200]
