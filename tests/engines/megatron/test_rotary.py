@@ -125,7 +125,7 @@ def test_in_an_engine(request, helpers, models, kind, text, options):
 def block(**options):
     sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 2}
     config = TransformerConfig(**sizes | options)
-    return config, get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+    return config, get_gpt_decoder_block_spec(config, use_transformer_engine=False, pp_rank=0)
 
 
 def test_layers_that_get_it():
