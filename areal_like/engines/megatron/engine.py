@@ -20,7 +20,7 @@ from areal_like.engines.megatron.communicators import warm_up
 from areal_like.engines.megatron.lora import attach_adapters
 from areal_like.engines.megatron.lora_export import merged_values, save_adapter_folder, stream_adapters
 from areal_like.engines.megatron.lora_layer import Adapter
-from areal_like.engines.megatron.micro_batches import MicroBatch, Padding, make_micro_batches
+from areal_like.engines.megatron.micro_batches import MicroBatches, Padding, make_micro_batches
 from areal_like.engines.megatron.offload import PARTS, Offloader
 from areal_like.engines.megatron.optimizer import loss_scale_figure
 from areal_like.engines.megatron.passes import ModelPasses
@@ -157,17 +157,18 @@ class MegatronEngine:
         if self.moe is not None:
             self.moe.start_step(micro_batches)
         with self.random:
-            figures = self.passes.gradients(micro_batches, loss)
-        if self.moe is not None:
-            figures |= self.moe.figures()
+            results = self.passes.gradients(micro_batches, loss, batch=batch)
         learning_rate = self.optimizer.param_groups[0]["lr"]
-        figures |= loss_scale_figure(self.optimizer, self.dtype)
+        scale = loss_scale_figure(self.optimizer, self.dtype)
         with named(self.profiler, "optimizer step"):
             updated, grad_norm, _ = self.optimizer.step()
         if updated:  # as in Megatron-LM: a step that was skipped is no step of the schedule
             self.schedule.step(1)
+        # From here on values are read: until now the host was free to run ahead of the GPU.
         return {
-            **figures,
+            **self.passes.figures(results),
+            **({} if self.moe is None else self.moe.figures()),
+            **scale,
             "grad_norm": math.inf if grad_norm is None else float(grad_norm),
             "learning_rate": float(learning_rate),
             "micro_batches": float(len(micro_batches)),
@@ -272,7 +273,7 @@ class MegatronEngine:
                 if chunk.ddp_config.overlap_param_gather:
                     chunk.start_param_sync(force_sync=True)
 
-    def _micro_batches(self, batch: PackedBatch) -> list[MicroBatch]:
+    def _micro_batches(self, batch: PackedBatch) -> MicroBatches:
         spec = self.config.mb_spec
         block = fp8_alignment(None if self.fp8 is None else self.fp8.recipe)
         return make_micro_batches(
@@ -287,4 +288,5 @@ class MegatronEngine:
             context_parallel_group=self.groups.collection.cp,
             device=self.device,
             local_attention=not self.transformer_engine,
+            padding_mask=self.moe is not None,
         )

@@ -80,7 +80,7 @@ def add_weight_gradient(parameter: Tensor, dy: Tensor, x: Tensor) -> Tensor | No
 
 
 def fuse_norms() -> None:
-    """The gradient's norm and its clipping in one kernel each, by TransformerEngine.
+    """The gradient's norm and its clipping in one kernel each, and without waiting for the GPU in between.
 
     Megatron-Core 0.19.2 looks for one function more than TransformerEngine 2.11 has, and then falls back to two small
     kernels, and a wait for the GPU, a parameter: 2,108 of them for eight layers of Qwen3-30B-A3B.
@@ -92,3 +92,9 @@ def fuse_norms() -> None:
     options.multi_tensor_applier = multi_tensor_applier
     options.l2_norm_impl = multi_tensor_l2norm
     options.multi_tensor_scale_impl = multi_tensor_scale
+    options.multi_tensor_scale_tensor_impl = _scale_by_tensor
+
+
+def _scale_by_tensor(chunk_size: int, overflow: Tensor, lists: list[list[Tensor]], factor: Tensor) -> None:
+    """`lists`: what is scaled, and where it goes. Megatron-Core scales in place: the two are the same tensors."""
+    torch._foreach_mul_(lists[1], factor.reshape(()))

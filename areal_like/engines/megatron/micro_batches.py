@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,7 @@ from areal_like.engines.megatron.host_copies import move
 from areal_like.engines.megatron.rotary import PositionedSeqParams
 from areal_like.spec import Family, count_micro_batches, find_families, pack_micro_batches, padded_length
 
-__all__ = ["MicroBatch", "Padding", "make_micro_batches"]
+__all__ = ["MicroBatch", "MicroBatches", "Padding", "make_micro_batches"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,39 @@ class MicroBatch:
         return torch.where(self.is_predicted, next_token_values.index_select(0, self.before), 0)
 
 
+class MicroBatches(Sequence[MicroBatch]):
+    """One rank's micro-batches of a step.
+
+    Each is built when it is first asked for: the host does so while the GPU computes what was asked for before.
+
+    Attributes:
+        device: where they are.
+        occupied: how many hold any sequence.
+    """
+
+    def __init__(
+        self, build: Callable[[int], MicroBatch], count: int, *, device: torch.device, occupied: int
+    ) -> None:
+        self.device, self.occupied = device, occupied
+        self._build, self._count = build, count
+        self._built: dict[int, MicroBatch] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> MicroBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[MicroBatch]: ...
+    def __getitem__(self, index: int | slice) -> MicroBatch | Sequence[MicroBatch]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]  # raises IndexError
+        if index not in self._built:
+            self._built[index] = self._build(index)
+        return self._built[index]
+
+
 def make_micro_batches(
     batch: PackedBatch,
     *,
@@ -86,7 +121,8 @@ def make_micro_batches(
     context_parallel_group: dist.ProcessGroup | None = None,
     device: torch.device,
     local_attention: bool,
-) -> list[MicroBatch]:
+    padding_mask: bool = False,
+) -> MicroBatches:
     """Pack under the token budget; every data-parallel rank gets the same number of micro-batches. Collective.
 
     Args:
@@ -96,6 +132,7 @@ def make_micro_batches(
         same_length: pad micro-batches that run at the same time to one length on all data-parallel ranks.
         share_prefixes: what sequences of a micro-batch have in common at their beginning is in the row once; only with
             the local attention and without context parallelism.
+        padding_mask: `packed` gets one (see `MicroBatch.padding_mask`).
 
     Raises:
         SequenceTooLong: one sequence exceeds the budget (on every rank, so that none waits for another).
@@ -119,11 +156,18 @@ def make_micro_batches(
     rows = [_row_length([sizes[i] for i in b], padding) for b in bins]
     if same_length:
         rows = _largest(rows, data_parallel_group, device)
-    made = [
-        _micro_batch(batch, [families[i] for i in b], row, padding, context_parallel_group, local_attention)
-        for b, row in zip(bins, rows, strict=True)
-    ]
-    return move(made, device)
+    group = context_parallel_group
+    cp, rank = (1, 0) if group is None else (group.size(), group.rank())
+    batch = batch.to("cpu")
+
+    def build(index: int) -> MicroBatch:
+        members = [families[i] for i in bins[index]]
+        (made,) = move([_micro_batch(batch, members, rows[index], padding, cp, rank, local_attention)], device)
+        if padding_mask:
+            made.packed.padding_mask = made.padding_mask(cp, rank)
+        return made
+
+    return MicroBatches(build, len(bins), device=device, occupied=sum(len(b) > 0 for b in bins))
 
 
 def _largest(numbers: list[int], group: dist.ProcessGroup, device: torch.device) -> list[int]:
@@ -195,14 +239,13 @@ def _micro_batch(
     families: list[Family],
     row_length: int,
     padding: Padding,
-    context_parallel_group: dist.ProcessGroup | None,
+    cp: int,
+    rank: int,
     local_attention: bool,
 ) -> MicroBatch:
-    """One on the host."""
+    """One on the host, for a rank of `cp` context-parallel ones."""
     indices = [index for family in families for index in family.members]
     batch = batch.select(indices)
-    group = context_parallel_group
-    cp, rank = (1, 0) if group is None else (group.size(), group.rank())
     row = _Row.of(families, batch.lengths, row_length, padding.sequence)
     rows = torch.cat([torch.arange(first, first + n) for first, n in zip(row.positions, row.lengths, strict=True)])
     starts = torch.tensor([0, *row.lengths]).cumsum(0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from areal_like.config import MegatronConfig
 from areal_like.engines.megatron.experts import has_grouped_products
 from areal_like.engines.megatron.local_dispatcher import LocalDispatcher
-from areal_like.engines.megatron.micro_batches import MicroBatch
+from areal_like.engines.megatron.micro_batches import MicroBatches
 from areal_like.engines.megatron.process_groups import ModelGroups
 from areal_like.engines.megatron.router import PackedRouter
 
@@ -111,18 +111,13 @@ class MoEOptions:
             decoder: Any = chunk.decoder
             decoder.register_forward_pre_hook(self._pass_padding_mask, with_kwargs=True)
 
-    def start_step(self, micro_batches: list[MicroBatch]) -> None:
+    def start_step(self, micro_batches: MicroBatches) -> None:
         """Before the passes of an optimizer step. Collective over the data-parallel ranks."""
         for router in self.routers:
             router.start_step()
-        device = micro_batches[0].input_ids.device
-        count = torch.tensor([sum(len(m.batch) > 0 for m in micro_batches)], device=device)
+        count = torch.tensor([micro_batches.occupied], device=micro_batches.device)
         dist.all_reduce(count, group=self.groups.collection.dp)
         self.micro_batches = max(1, int(count))
-        cp = self.groups.collection.cp
-        for micro_batch in micro_batches:
-            mask = micro_batch.padding_mask(cp.size(), cp.rank())
-            micro_batch.packed.padding_mask = mask  # type: ignore[attr-defined]
 
     def figures(self) -> dict[str, float]:
         """After the passes: losses without their factors, means over layers and micro-batches; the same on every rank.

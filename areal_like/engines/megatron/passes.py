@@ -17,7 +17,7 @@ from areal_like.data.batch import PackedBatch
 from areal_like.engines.base import Loss, TokenOutputs
 from areal_like.engines.megatron.communicators import warm_up_neighbours
 from areal_like.engines.megatron.context_parallel import gather_tokens
-from areal_like.engines.megatron.micro_batches import MicroBatch
+from areal_like.engines.megatron.micro_batches import MicroBatch, MicroBatches
 from areal_like.engines.megatron.process_groups import ModelGroups, gather_shards
 
 __all__ = ["ModelPasses"]
@@ -54,21 +54,44 @@ class ModelPasses:
         if self._communicator is not None:
             warm_up_neighbours(self._communicator, self.groups, device, self.config.pipeline_dtype)
 
-    def gradients(self, micro_batches: list[MicroBatch], loss: Loss) -> dict[str, float]:
-        """Accumulate the gradients of the loss over the global batch.
+    def gradients(self, micro_batches: MicroBatches, loss: Loss, *, batch: PackedBatch) -> list[dict[str, Tensor]]:
+        """Accumulate the gradients of the loss over the global batch, of which `batch` is this rank's part.
 
         Returns:
-            The loss and its figures over the global batch, the same on every rank.
+            What `figures` makes figures of, once the GPU has come so far: reading them here would wait for it.
 
         Raises:
             ValueError: no token of the global batch has weight.
         """
-        weight = self._global_weight(micro_batches, loss)
-        results = self._run(micro_batches, partial(self._loss, loss=loss, weight=weight), forward_only=False)
-        return self._figures(results)
+        weight = self._global_weight(batch, loss, micro_batches.device)
+        return self._run(micro_batches, partial(self._loss, loss=loss, weight=weight), forward_only=False)
+
+    def figures(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
+        """The loss and its figures over the global batch, the same on every rank. Collective.
+
+        Args:
+            results: of `gradients`.
+        """
+        box: list[Any] = [None]
+        collection = self.groups.collection
+        if self.groups.is_last_stage:
+            names = [name for figures in results for name in figures]
+            values = torch.stack([value.double() for figures in results for value in figures.values()]).tolist()
+            local: dict[str, float] = {}
+            for name, value in zip(names, values, strict=True):
+                local[name] = local.get(name, 0.0) + value
+            gathered: list[Any] = [local] * collection.dp.size()
+            if collection.dp.size() > 1:
+                dist.all_gather_object(gathered, local, group=collection.dp)
+            every = sorted({name for figures in gathered for name in figures})
+            box = [{name: sum(figures.get(name, 0.0) for figures in gathered) for name in every}]
+        if collection.pp.size() > 1:
+            source = dist.get_global_rank(collection.pp, collection.pp.size() - 1)
+            dist.broadcast_object_list(box, src=source, group=collection.pp)
+        return box[0]
 
     def outputs(
-        self, micro_batches: list[MicroBatch], *, batch: PackedBatch, temperature: float, entropy: bool
+        self, micro_batches: MicroBatches, *, batch: PackedBatch, temperature: float, entropy: bool
     ) -> TokenOutputs:
         """Log-probabilities (and entropies) of all tokens of `batch`, in its order, on every stage."""
         read = partial(self._read_tokens, temperature=temperature, entropy=entropy)
@@ -78,16 +101,16 @@ class ModelPasses:
         values = self._collect(micro_batches, read, batch, width=2)
         return TokenOutputs(log_probs=values[:, 0], entropy=values[:, 1] if entropy else None)
 
-    def logits(self, micro_batches: list[MicroBatch], *, batch: PackedBatch) -> Tensor:
+    def logits(self, micro_batches: MicroBatches, *, batch: PackedBatch) -> Tensor:
         """float32 `[tokens, vocabulary]` on every rank: for comparing small models, not for training."""
         return self._collect(micro_batches, self._read_logits, batch, width=self.vocab_size, whole_model=True)
 
     def _collect(
-        self, micro_batches: list[MicroBatch], read: Any, batch: PackedBatch, *, width: int, whole_model: bool = False
+        self, micro_batches: MicroBatches, read: Any, batch: PackedBatch, *, width: int, whole_model: bool = False
     ) -> Tensor:
         """What `read` gives for the tokens of each micro-batch, put into the order of `batch`: `[tokens, width]`."""
         results = self._run(micro_batches, read, forward_only=True, whole_model=whole_model)
-        values = torch.zeros(batch.input_ids.numel(), width, device=micro_batches[0].input_ids.device)
+        values = torch.zeros(batch.input_ids.numel(), width, device=micro_batches.device)
         if self.groups.is_last_stage:
             starts, lengths = batch.cu_seqlens.tolist(), batch.lengths
             for micro_batch, value in zip(micro_batches, results, strict=True):
@@ -102,7 +125,7 @@ class ModelPasses:
         return values.cpu()
 
     def _run(
-        self, micro_batches: list[MicroBatch], collect: Any, *, forward_only: bool, whole_model: bool = False
+        self, micro_batches: MicroBatches, collect: Any, *, forward_only: bool, whole_model: bool = False
     ) -> list[Any]:
         """What `collect` makes of the last stage's output for each micro-batch.
 
@@ -192,31 +215,11 @@ class ModelPasses:
         )
         return gather_tokens(local, self.groups.collection.cp)[micro_batch.places]
 
-    def _global_weight(self, micro_batches: list[MicroBatch], loss: Loss) -> float:
-        device = micro_batches[0].input_ids.device
+    def _global_weight(self, batch: PackedBatch, loss: Loss, device: torch.device) -> float:
         weight = torch.zeros((), dtype=torch.float64, device=device)
-        for micro_batch in micro_batches:
-            if len(micro_batch.batch):
-                weight += loss.weight(micro_batch.batch).to(weight)
+        if len(batch):
+            weight += loss.weight(batch).to(weight)
         dist.all_reduce(weight, group=self.groups.collection.dp)
         if float(weight) <= 0:
             raise ValueError("the batch has no token that the loss counts (loss_mask is 0 everywhere)")
         return float(weight)
-
-    def _figures(self, results: list[dict[str, Tensor]]) -> dict[str, float]:
-        """Sum over micro-batches and data-parallel ranks of the last stage, told to all stages."""
-        box: list[Any] = [None]
-        collection = self.groups.collection
-        if self.groups.is_last_stage:
-            gathered: list[Any] = [None] * collection.dp.size()
-            local: dict[str, float] = {}
-            for figures in results:
-                for name, value in figures.items():
-                    local[name] = local.get(name, 0.0) + float(value)
-            dist.all_gather_object(gathered, local, group=collection.dp)
-            names = sorted({name for figures in gathered for name in figures})
-            box = [{name: sum(figures.get(name, 0.0) for figures in gathered) for name in names}]
-        if collection.pp.size() > 1:
-            source = dist.get_global_rank(collection.pp, collection.pp.size() - 1)
-            dist.broadcast_object_list(box, src=source, group=collection.pp)
-        return box[0]

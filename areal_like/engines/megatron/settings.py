@@ -58,7 +58,8 @@ def transformer_settings(
         # Of a dense MLP the activation is ours (`model`), which Megatron takes in place of TransformerEngine's alone.
         "bias_activation_fusion": transformer_engine and is_moe,
         "use_te_activation_func": transformer_engine and not is_moe,
-        "bias_dropout_fusion": transformer_engine,
+        # Without dropout it is one addition, which costs the host less uncompiled.
+        "bias_dropout_fusion": transformer_engine and not config.disable_dropout,
     }
     settings |= fp8.settings(megatron.fp8_config)
     if megatron.use_deterministic_algorithms:
