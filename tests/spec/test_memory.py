@@ -441,7 +441,7 @@ def test_what_the_head_allocates(monkeypatch: pytest.MonkeyPatch, with_entropy: 
     whose place on GPUs kernels take: those are made small here."""
     from areal_like.engines.megatron import log_probs, output_head
 
-    monkeypatch.setattr(log_probs, "CHUNK_TOKENS", 4)
+    monkeypatch.setattr(log_probs, "CHUNK_BYTES", 4 * 4 * 512)
     for module in (output_head, logits):
         monkeypatch.setattr(module, "CHUNK_BYTES", 4096 * 1024)
     columns, width = 512, 64

@@ -22,8 +22,9 @@ from torch import Tensor
 
 __all__ = ["LOWEST", "VocabShard", "combine", "rescaled", "row_statistics", "write_gradient"]
 
-CHUNK_TOKENS = 1024
-"""Rows of which torch holds a float32 copy at once (not on CUDA, where no copy exists)."""
+CHUNK_BYTES = 4 * 2**20
+"""Of the rows of which torch holds a float32 copy at once, so that they stay in the cache between the passes over them.
+(On CUDA there is no copy.)"""
 LOWEST = -1e30
 """The maximum of no columns: finite, so that differences are."""
 
@@ -168,8 +169,9 @@ def _chunks(
     logits: Tensor, labels: Tensor, shard: VocabShard, temperature: float
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Rows, their z in float32 (a copy), the columns of their labels `[rows, 1]`, and whether these are this rank's."""
-    for start in range(0, logits.shape[0], CHUNK_TOKENS):
-        part = slice(start, start + CHUNK_TOKENS)
+    rows = max(1, CHUNK_BYTES // (4 * shard.valid))
+    for start in range(0, logits.shape[0], rows):
+        part = slice(start, start + rows)
         z = logits[part, : shard.valid].to(torch.float32, copy=True)
         if temperature != 1.0:
             z /= temperature

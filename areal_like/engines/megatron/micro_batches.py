@@ -85,9 +85,7 @@ class MicroBatches(Sequence[MicroBatch]):
         occupied: how many hold any sequence.
     """
 
-    def __init__(
-        self, build: Callable[[int], MicroBatch], count: int, *, device: torch.device, occupied: int
-    ) -> None:
+    def __init__(self, build: Callable[[int], MicroBatch], count: int, *, device: torch.device, occupied: int) -> None:
         self.device, self.occupied = device, occupied
         self._build, self._count = build, count
         self._built: dict[int, MicroBatch] = {}

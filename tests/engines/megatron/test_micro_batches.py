@@ -183,7 +183,7 @@ def test_ranks_agree_on_the_number(pair, models, helpers):
 
 
 def test_the_host_neither_waits_for_the_device_nor_copies_one_by_one(one_process):
-    """On the device `meta` nothing can be read back; all tensors of a dtype lie in one that was copied at once."""
+    """On the device `meta` nothing can be read back; a micro-batch's tensors of a dtype lie in one, copied at once."""
     made = make_micro_batches(
         numbered([3, 1, 2, 7]),
         max_tokens=8,
@@ -194,10 +194,9 @@ def test_the_host_neither_waits_for_the_device_nor_copies_one_by_one(one_process
     )
     assert len(made) == 2 and [m.indices for m in made] == [[3], [0, 1, 2]]
     assert made[1].to_tokens(torch.empty(6, device="meta")).shape == (6,)
-    tensors = [
-        x
-        for m in made
-        for x in (
+    for index, m in enumerate(made):
+        assert m is made[index]  # built once
+        tensors = [
             m.batch.input_ids,
             m.batch.cu_seqlens,
             m.batch.tokens["loss_mask"],
@@ -205,10 +204,9 @@ def test_the_host_neither_waits_for_the_device_nor_copies_one_by_one(one_process
             m.places,
             m.is_predicted,
             m.packed.cu_seqlens_q,
-        )
-    ]
-    assert {x.device.type for x in tensors} == {"meta"}
-    assert len({x.untyped_storage()._cdata for x in tensors}) == len({x.dtype for x in tensors}) == 4
+        ]
+        assert {x.device.type for x in tensors} == {"meta"}
+        assert len({x.untyped_storage()._cdata for x in tensors}) == len({x.dtype for x in tensors}) == 4
     assert made[1].batch.sequences == {} and made[1].batch.tokens["loss_mask"].shape == (6,)
 
 
