@@ -140,7 +140,7 @@ def gradients(engine: Any, batch: Any, loss: Any) -> dict[str, torch.Tensor]:
 
     def step() -> tuple[bool, float, int]:
         named = [(f"{i}.{n}", p) for i, m in enumerate(engine.modules) for n, p in m.named_parameters()]
-        found.update({n: p.main_grad.clone() for n, p in named if p.requires_grad})
+        found.update({n: p.main_grad.clone().cpu() for n, p in named if p.requires_grad})
         return False, 0.0, 0
 
     with patch.object(engine.optimizer, "step", step):
@@ -170,6 +170,23 @@ def use_rotated_attention(engine: Any) -> int:
     for chunk in engine.modules:
         chunk.rotary_pos_emb = WholeTable(chunk.rotary_pos_emb)
     return len(layers)
+
+
+def use_megatrons_attention(engine: Any) -> int:
+    """Megatron-Core's own in place of the rotated one; how many layers had that."""
+    layers = [m for chunk in engine.modules for m in chunk.modules() if type(m) is RotatedSelfAttention]
+    for layer in layers:
+        layer.__class__ = SelfAttention
+    return len(layers)
+
+
+def rotary_kernels(engine: Any, batch: Any, loss: Any) -> tuple[int, int]:
+    """Launches of a step on a GPU: of the one pass, and of TransformerEngine's rotation."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        gradients(engine, batch, loss)
+        torch.cuda.synchronize()
+    names = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(name == "_split" for name in names), sum("rope" in name for name in names)
 
 
 # Communicators

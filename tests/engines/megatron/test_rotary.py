@@ -28,6 +28,7 @@ from areal_like.engines.megatron.rotary import (
     why_not_rotated,
 )
 from areal_like.runtime.dispatch import scatter
+from areal_like.runtime.local import WorkerGroup
 
 
 def ours(mixed, positions, angles, groups, share):
@@ -120,6 +121,29 @@ def test_in_an_engine(request, helpers, models, kind, text, options):
         assert all(g.abs().max() > 0 for name, g in own.items() if "linear_qkv" in name)
         far = [n for n, g in theirs.items() if (own[n] - g).abs().max() > 1e-5 * g.abs().max().clamp(min=1e-3)]
         assert far == []
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_beside_transformer_engine(helpers, models):
+    """bfloat16, one micro-batch of three layers: two launches a layer, and what TransformerEngine's rotation gives."""
+    batch = helpers.random_batch([17, 5, 40, 1, 23])
+    config = helpers.engine_config("megatron:d1", models("qwen2"), dtype="bfloat16")
+    with WorkerGroup.start("engine", "megatron_hosts:EngineHost", {}, 1, "cuda") as gpu:
+
+        def found():
+            (logits,) = gpu.call("do", "logits", batch)
+            (gradients,) = gpu.call("ask", engine_views.gradients, batch, SFTLoss())
+            return {"logits": logits} | gradients
+
+        gpu.call("build", "megatron:d1", config, device="cuda")
+        ours, (launches,) = found(), gpu.call("ask", engine_views.rotary_kernels, batch, SFTLoss())
+        assert gpu.call("ask", engine_views.use_megatrons_attention) == [3]
+        theirs, (others,) = found(), gpu.call("ask", engine_views.rotary_kernels, batch, SFTLoss())
+    assert launches == (6, 0) and others[0] == 0 and others[1] > 0
+    assert ours.keys() == theirs.keys() and len(ours) > 15
+    far = {n: float((ours[n] - x).float().norm() / x.float().norm()) for n, x in theirs.items()}
+    assert max(far.values()) < 3e-2, far  # a wrong angle makes it about 1
 
 
 def block(**options):
