@@ -274,7 +274,8 @@ def engine_way(engine: MegatronEngine, batch: PackedBatch, *, share: bool = Fals
             chunk.train()
             chunk.zero_grad_buffer()
         engine.optimizer.zero_grad()
-        return engine.passes.gradients(engine._micro_batches(batch), SFTLoss())["loss"]
+        results = engine.passes.gradients(engine._micro_batches(batch), SFTLoss(), batch=batch)
+        return engine.passes.figures(results)["loss"]
 
     def read() -> Tensor:
         start()

@@ -54,7 +54,12 @@ def gradients(gpu, folders, helpers):
     """Of one step by names in the model; the layers that add to the buffer themselves, and the marked weights."""
 
     def run(model, megatron=None, step=0, **changes):
-        changes = {"dtype": "bfloat16", "optimizer": {"gradient_clipping": 0.0}} | changes
+        # Blockwise FP8 rounds a micro-batch up to 128 tokens.
+        changes = {
+            "dtype": "bfloat16",
+            "optimizer": {"gradient_clipping": 0.0},
+            "mb_spec": {"max_tokens_per_mb": 128},
+        } | changes
         section = helpers.engine_config("megatron:d1", folders[model], megatron=megatron or {}, **changes)
         gpu.call("build", "megatron:d1", section, device="cuda")
         batch = helpers.random_batch(LENGTHS)

@@ -147,11 +147,13 @@ class Matrices(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_the_gradient_is_written_over_the_logits(one_process, with_entropy):
+def test_the_gradient_is_written_over_the_logits(one_process, with_entropy, monkeypatch):
     """One tensor of tokens x vocabulary in both passes together; without gradient not even one."""
+    from areal_like.engines.megatron import log_probs as passes
     from areal_like.engines.megatron.output_head import token_log_probs
 
     tokens, columns = 2048, 24
+    monkeypatch.setattr(passes, "CHUNK_BYTES", tokens * columns)  # a quarter of them in float32
     hidden, weight, labels, _ = inputs(tokens, columns, columns, width=4)
     hidden.requires_grad_(True)
     weight.requires_grad_(True)
