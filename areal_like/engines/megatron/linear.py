@@ -40,8 +40,14 @@ class _Product(torch.autograd.Function):
         return dx, dweight, dy.sum(dim=0) if ctx.needs_input_grad[2] else None, None
 
 
+def _project(layer: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The product, and the bias where it is added later (`skip_bias_add`)."""
+    inside, later = (None, layer.bias) if layer.skip_bias_add else (layer.bias, None)
+    return _Product.apply(x, weight, inside, layer.fuse_wgrad_accumulation), later
+
+
 class ColumnProjection(ColumnParallelLinear):
-    """Returns the product, and the bias where it is added later (`skip_bias_add`)."""
+    """See `_project`."""
 
     fuse_wgrad_accumulation = False
     """As TransformerEngine's layers have it: see `gradients.fuse_gradients`."""
@@ -49,18 +55,13 @@ class ColumnProjection(ColumnParallelLinear):
     def forward(  # type: ignore[override]
         self, x: Tensor, weight: Tensor | None = None, runtime_gather_output: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        own = self.weight if weight is None else weight
-        if self.skip_bias_add:
-            return _Product.apply(x, own, None, self.fuse_wgrad_accumulation), self.bias
-        return _Product.apply(x, own, self.bias, self.fuse_wgrad_accumulation), None
+        return _project(self, x, self.weight if weight is None else weight)
 
 
 class RowProjection(RowParallelLinear):
-    """See `ColumnProjection`."""
+    """See `_project`."""
 
     fuse_wgrad_accumulation = False
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.skip_bias_add:
-            return _Product.apply(x, self.weight, None, self.fuse_wgrad_accumulation), self.bias
-        return _Product.apply(x, self.weight, self.bias, self.fuse_wgrad_accumulation), None
+        return _project(self, x, self.weight)
