@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -48,8 +48,10 @@ from areal_like.alloc import ModelAllocation
 from areal_like.config import MicroBatchConfig, OptimizerConfig, TrainEngineConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.data.models import DEMO_MODEL, resolve_model
-from areal_like.engines.megatron.engine import MegatronEngine
 from areal_like.spec import pack_micro_batches
+
+if TYPE_CHECKING:
+    from areal_like.engines.megatron.engine import MegatronEngine
 
 MODELS = ("smollm2", "qwen3", "qwen3-moe")
 MIXES = {"uniform": (256, 256), "mixed": (16, 512), "groups": (2, 16)}
@@ -248,6 +250,8 @@ def make_batch(mix: str, vocabulary: int, tokens: int) -> PackedBatch:
 
 
 def start_engine(folder: Path, scratch: Path, a: argparse.Namespace) -> MegatronEngine:
+    from areal_like.engines.megatron.engine import MegatronEngine  # not at the top: `--help` would print its warnings
+
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", AREAL_LIKE_INIT_METHOD=f"file://{scratch}/rendezvous")
     config = TrainEngineConfig(
         backend="megatron:d1",

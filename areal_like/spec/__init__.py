@@ -14,14 +14,12 @@ from areal_like.spec.packing import (
     padding_multiples,
 )
 from areal_like.spec.pipeline import split_layers
-from areal_like.spec.prefixes import Family, find_families
 from areal_like.spec.stages import PipelineLayoutError, stage_sizes
 
 __all__ = [
     "ROPE_SCALING",
     "SUPPORTED_ARCHITECTURES",
     "AttentionBackend",
-    "Family",
     "LatentAttention",
     "LayerParameters",
     "LinearAttention",
@@ -33,7 +31,6 @@ __all__ = [
     "bundled_names",
     "choose_attention",
     "count_micro_batches",
-    "find_families",
     "flex_length",
     "fp8_alignment",
     "pack_micro_batches",

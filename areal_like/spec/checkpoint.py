@@ -32,7 +32,7 @@ __all__ = [
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 
-_NOT_IDENTITY = {"published_name", "unsupported", "max_position_embeddings", "mtp_layers"}
+_NOT_IDENTITY = {"published_name", "unsupported", "max_position_embeddings", "mtp_layers", "attention_dropout"}
 """Numbers that may change between two runs of one model."""
 
 

@@ -198,11 +198,12 @@ def test_context_parallelism_where_sequences_are_few_and_long():
 
 def test_virtual_stages_where_a_pipeline_would_wait():
     """A pipeline that is needed for memory, and eight micro-batches of one long sequence each."""
-    asked = request(MIXTURE, 16, GPUS_80, sequences=64, length=32768)
+    gpus = GPUS_80.override(memory=64 * GIB)
+    asked = request(MIXTURE, 16, gpus, sequences=64, length=32768)
     best = plan(asked)[0]
     assert best.allocation.pp > 1 and best.allocation.vpp > 1
     plain = best.allocation.model_copy(update={"virtual_pipeline_parallel_size": 1})
-    assert step_cost(MIXTURE, plain, GPUS_80, best.job).bubble > 1.5 * best.cost.bubble
+    assert step_cost(MIXTURE, plain, gpus, best.job).bubble > 1.5 * best.cost.bubble
     assert {p.allocation.vpp for p in plan(request(SMALL, 8), top=50) if p.allocation.pp == 1} == {1}
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.spec import Family, find_families
+from areal_like.spec.prefixes import Family, find_families
 
 
 def test_by_hand():

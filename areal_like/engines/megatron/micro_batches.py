@@ -16,7 +16,8 @@ from areal_like.engines.megatron.attention import DocumentGroups, LocalPackedSeq
 from areal_like.engines.megatron.context_parallel import local_tokens, padded_to_gathered
 from areal_like.engines.megatron.host_copies import move
 from areal_like.engines.megatron.rotary import PositionedSeqParams
-from areal_like.spec import Family, count_micro_batches, find_families, pack_micro_batches, padded_length
+from areal_like.spec import count_micro_batches, pack_micro_batches, padded_length
+from areal_like.spec.prefixes import Family, find_families
 
 __all__ = ["MicroBatch", "MicroBatches", "Padding", "make_micro_batches"]
 
