@@ -205,16 +205,17 @@ def test_specs_are_values():
 
 
 def test_reading_is_light():
-    """Importing costs a few modules and no data; one name reads the index and one family."""
+    """Importing costs a few modules and no data; one name reads the index and one family.
+
+    Not in seconds: they would measure the machine.
+    """
     code = (
-        "import dataclasses, json, pathlib, sys, time;"
-        "start = time.process_time(); import areal_like.spec; spent = time.process_time() - start;"
+        "import sys, areal_like.spec;"
         "families = [m for m in sys.modules if m.startswith('areal_like.spec.families.')];"
         "from areal_like.spec import bundled; assert bundled._index.cache_info().misses == 0;"
         "assert not any(m.endswith(('.qwen', '.llama', '.deepseek')) for m in families), families;"
         "areal_like.spec.ModelSpec.find('zai-org/GLM-4.5');"
         "assert 'areal_like.spec.families.glm' in sys.modules and 'areal_like.spec.families.qwen' not in sys.modules;"
-        "print(spent)"
+        "assert not {'torch', 'numpy', 'pydantic', 'yaml', 'lark', 'transformers'} & set(sys.modules), sorted(sys.modules)"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) < 0.02
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -114,7 +114,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_step(toy_backends, configure, row
     with pytest.raises(WorkerError, match=message) as caught, trainer:
         trainer.train()
     assert "the machine is on fire" in str(caught.value)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 120, "an error, not a time-out"
     pids = trainer._engines.actor.workers.process_ids + trainer._engines.rollout.process_ids
     assert not any(map(alive, pids))
 
