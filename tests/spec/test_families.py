@@ -216,6 +216,7 @@ def test_reading_is_light():
         "assert not any(m.endswith(('.qwen', '.llama', '.deepseek')) for m in families), families;"
         "areal_like.spec.ModelSpec.find('zai-org/GLM-4.5');"
         "assert 'areal_like.spec.families.glm' in sys.modules and 'areal_like.spec.families.qwen' not in sys.modules;"
-        "heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'lark', 'transformers'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'lark', 'transformers'} & set(sys.modules);"
+        "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
