@@ -1,0 +1,1 @@
+"""What an agent may ask of a model, and the forms that answer it."""
