@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from areal_like.alloc import DiagnosticError, to_json
-from areal_like.cli import check, convert, explain, mesh, parse, plan, rule, schema, train, trial
+from areal_like.cli import bank, check, convert, explain, mesh, parse, plan, rule, schema, train, trial
 
 __all__ = ["main"]
 
-COMMANDS = (check, train, parse, mesh, plan, trial, explain, convert, schema, rule)
+COMMANDS = (check, train, parse, mesh, plan, trial, explain, convert, schema, rule, bank)
 """In the order in which `areal-like --help` lists them."""
 
 Run = Callable[[argparse.Namespace], int]
