@@ -269,16 +269,40 @@ class Completion:
 
 @runtime_checkable
 class InferenceEngine(Protocol):
+    """One replica of a model that generates.
+
+    Training calls `advance` again and again: the engine holds requests from one call to the next, so that a new one
+    takes the place of one that has ended while the others go on. `withdraw` empties it, before its weights change.
+    """
+
     def initialize(self) -> None: ...
+
+    def advance(
+        self, requests: list[GenerationRequest], interrupted: Callable[[], bool] | None = None
+    ) -> list[Completion]:
+        """Take `requests` up beside those that the engine holds, and continue all until at least one ends.
+
+        Args:
+            requests: new ones; whatever is wrong with one of them is a ValueError before any is taken up.
+            interrupted: asked after every token of each: when it says yes, the call returns, perhaps with nothing.
+
+        Returns:
+            What has ended (stop or length), in the order in which it did. The rest stays with the engine.
+        """
+
+    def withdraw(self) -> list[Completion]:
+        """Give up the requests that the engine holds: what each has, "interrupted". Keys and values are dropped."""
 
     def generate(
         self, requests: list[GenerationRequest], interrupted: Callable[[], bool] | None = None
     ) -> list[Completion]:
-        """Continue every request; in the order of `requests`. `interrupted` is asked between tokens: when it says yes,
-        unfinished requests come back with what they have and `finish_reason` "interrupted"."""
+        """Continue every request to its end; in the order of `requests`. `interrupted` is asked before each token: when
+        it says yes, unfinished requests come back with what they have and `finish_reason` "interrupted". RuntimeError
+        while the engine holds requests."""
 
     def update_weights(self, bucket: WeightBucket) -> None:
-        """Replace some weights, or their adapters. Unknown names, missing shapes: ValueError naming the tensor."""
+        """Replace some weights, or their adapters. Unknown names, missing shapes: ValueError naming the tensor.
+        RuntimeError while the engine holds requests: their keys and values are of the old weights."""
 
     def finish_update(self, version: int) -> None:
         """All buckets of an update have come: tokens carry `version` from now on. ValueError: a weight is missing."""

@@ -58,6 +58,8 @@ class HuggingFaceEngine:
         self.version = 0
         self.model: PreTrainedModel | None = None
         self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.decoder: Decoder | None = None
+        """Holds the requests, from one `advance` to the next."""
 
     def initialize(self) -> None:
         """Load the model.
@@ -87,38 +89,60 @@ class HuggingFaceEngine:
         self.updates = WeightUpdates(self.model)
         self.adapters = AdapterUpdates(self.updates)
 
-    def generate(
+    def advance(
         self, requests: list[GenerationRequest], interrupted: Callable[[], bool] | None = None
     ) -> list[Completion]:
-        """Continue every request; results in the order of `requests`.
+        """Take `requests` up beside those that are held, and continue all until at least one ends or `interrupted`,
+        asked after every forward, says yes; what has ended, in that order.
 
-        `max_new_tokens` and `min_new_tokens` count from the prompt on, what an earlier call generated included. The end
-        token, or the token that completed a stop string, is the last of a completion. Requests that begin with the same
-        tokens share one prefill. There may be any number of requests: those beyond the limits wait.
-
-        Raises:
-            ValueError: a request that cannot be continued; its id is named and nothing has been generated.
-            RuntimeError: an update of the weights is incomplete.
-            FloatingPointError: the model gives logits that are not finite.
+        There may be any number of requests: those beyond the limits wait. Those that begin with the same tokens share
+        one prefill, also with one that is in the middle of its answer. Otherwise as `generate`.
         """
         model = self._loaded()
         self.updates.check_usable()
-        sequences = [
-            Sequence(
-                request,
-                end_ids=self.end_ids,
-                vocabulary=model.config.vocab_size,
-                context=model.config.max_position_embeddings,
-                tokenizer=self.tokenizer,
-                seed=seed,
-            )
-            for request, seed in zip(requests, self.seeds.spawn(len(requests)), strict=True)
-        ]
+        sequences = self._sequences(requests, model)
+        if self.decoder is None:
+            self.decoder = Decoder(model, self.limits or _limits(self.device), self.version)
         try:
-            Decoder(model, self.limits or _limits(self.device), self.version).run(sequences, interrupted)
+            self.decoder.add(sequences)
+            ended = self.decoder.advance(interrupted)
+        except BaseException:
+            self._drop()
+            raise
+        if not self.decoder.busy:
+            self._drop()
+        return [sequence.completion() for sequence in ended]
+
+    def withdraw(self) -> list[Completion]:
+        """Give up what is held: the unfinished requests with the tokens they have. Keys and values are dropped."""
+        unfinished = self.decoder.unfinished if self.decoder is not None else []
+        self._drop()
+        return [sequence.completion() for sequence in unfinished]
+
+    def generate(
+        self, requests: list[GenerationRequest], interrupted: Callable[[], bool] | None = None
+    ) -> list[Completion]:
+        """Continue every request to its end; results in the order of `requests`.
+
+        `max_new_tokens` and `min_new_tokens` count from the prompt on, what an earlier call generated included. The end
+        token, or the token that completed a stop string, is the last of a completion.
+
+        Raises:
+            ValueError: a request that cannot be continued; its id is named and nothing has been generated.
+            RuntimeError: an update of the weights is incomplete, or requests are held.
+            FloatingPointError: the model gives logits that are not finite. What was held is lost.
+        """
+        self._check_empty("generate")
+        model = self._loaded()
+        self.updates.check_usable()
+        sequences = self._sequences(requests, model)
+        self.decoder = Decoder(model, self.limits or _limits(self.device), self.version)
+        try:
+            self.decoder.add(sequences)
+            while self.decoder.busy and not (interrupted is not None and interrupted()):
+                self.decoder.advance(interrupted)
         finally:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # the KV cache goes back to the GPU, which a trainer may share
+            self._drop()
         return [sequence.completion() for sequence in sequences]
 
     def update_weights(self, bucket: WeightBucket) -> None:
@@ -129,7 +153,9 @@ class HuggingFaceEngine:
         Raises:
             ValueError: an unknown or repeated name, another shape, a tied weight that differs, weights and adapters in
                 one update; the engine does not generate until a complete update has come.
+            RuntimeError: requests are held.
         """
+        self._check_empty("update_weights")
         self._loaded()
         if bucket.adapter_scaling is not None:
             if self.updates.received:
@@ -143,6 +169,7 @@ class HuggingFaceEngine:
 
     def finish_update(self, version: int) -> None:
         """Tokens carry `version` from now on. ValueError when a weight, or a part of an adapter, never came."""
+        self._check_empty("finish_update")
         self._loaded()
         (self.adapters if self.adapters.open else self.updates).finish()
         self.version = version
@@ -152,6 +179,29 @@ class HuggingFaceEngine:
         self.model = None
         if hasattr(self, "updates"):
             del self.updates, self.adapters  # they hold the weights too
+        self._drop()
+
+    def _sequences(self, requests: list[GenerationRequest], model: PreTrainedModel) -> list[Sequence]:
+        return [
+            Sequence(
+                request,
+                end_ids=self.end_ids,
+                vocabulary=model.config.vocab_size,
+                context=model.config.max_position_embeddings,
+                tokenizer=self.tokenizer,
+                seed=seed,
+            )
+            for request, seed in zip(requests, self.seeds.spawn(len(requests)), strict=True)
+        ]
+
+    def _check_empty(self, method: str) -> None:
+        if self.decoder is not None:
+            count = len(self.decoder.unfinished)
+            raise RuntimeError(f"{method} while the engine holds {count} unfinished requests: call withdraw() first")
+
+    def _drop(self) -> None:
+        """Let go of keys and values: they go back to the GPU, which a trainer may share."""
+        self.decoder = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ class Sequence:
         self.request_id = request.request_id
         self.sampling = sampling
         self.prompt = request.prompt_ids
+        self.prefix = array("q", self.prompt).tobytes()
+        """The prompt, as a key whose hash is computed once."""
         self.generated = list(request.generated)
         self.log_probs = list(request.log_probs)
         self.versions = list(request.versions)
@@ -57,6 +60,11 @@ class Sequence:
     @property
     def tokens(self) -> list[int]:
         return self.prompt + self.generated
+
+    @property
+    def last(self) -> int:
+        """The newest token."""
+        return self.generated[-1] if self.generated else self.prompt[-1]
 
     @property
     def may_end(self) -> bool:

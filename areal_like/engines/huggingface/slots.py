@@ -85,6 +85,17 @@ class SlotCache(Cache):
         self.used = last
         self.lengths += lengths
 
+    def copy(self, sources: Sequence[int], lengths: Sequence[int]) -> None:
+        """Add sequences: number i has the first `lengths[i]` columns of the live slot `sources[i]`."""
+        first, last = self.used, self.used + len(sources)
+        rows = torch.tensor(sources, device=self.device)
+        longest = max(lengths)
+        for layer in self.slot_layers:
+            layer.keys[first:last, :, :longest] = layer.keys[rows, :, :longest]
+            layer.values[first:last, :, :longest] = layer.values[rows, :, :longest]
+        self.used = last
+        self.lengths += lengths
+
     def remove(self, slot: int) -> None:
         """Free a slot; the last one, if it is another, takes its place."""
         last = self.used - 1
