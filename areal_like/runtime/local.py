@@ -175,12 +175,12 @@ class WorkerGroup:
             self._send_all(packet)
         return iter(pending)
 
-    def interrupt(self) -> None:
-        """Make `interrupted()` True in every rank until `clear_interrupt`."""
-        self._flag.set()
+    def interrupt(self, rank: int | None = None) -> None:
+        """Make `interrupted()` True in every rank, or in one, until `clear_interrupt` with the same argument."""
+        self._flag.set(rank)
 
-    def clear_interrupt(self) -> None:
-        self._flag.clear()
+    def clear_interrupt(self, rank: int | None = None) -> None:
+        self._flag.clear(rank)
 
     @property
     def process_ids(self) -> list[int]:

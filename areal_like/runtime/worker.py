@@ -29,7 +29,7 @@ def main(channel: int, lifeline: int, interrupt: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
     faulthandler.enable()
     _die_with_driver(lifeline)
-    install(InterruptFlag(interrupt))
+    install(InterruptFlag(interrupt), int(os.environ["RANK"]))
     worker = Worker(Channel(socket.socket(fileno=channel)))
     try:
         worker.run()

@@ -148,7 +148,7 @@ def test_evaluation_requests_go_apart_from_the_queue(rewards):
 
 def test_a_replica_that_dies_stops_the_pipeline(rewards):
     with pipeline(rewards, [prompts(2)], replicas=2, die_at=1) as (executor, _, _):
-        with pytest.raises(WorkerError, match=r"rollout rank [01], generate: the process exited with status 9"):
+        with pytest.raises(WorkerError, match=r"rollout rank [01], advance: the process exited with status 9"):
             executor.next_batch()
         with pytest.raises(WorkerError):
             executor.pause()

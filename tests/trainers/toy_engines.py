@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from areal_like.data.batch import PackedBatch
-from areal_like.engines.base import Completion, TokenOutputs, WeightBucket
+from areal_like.engines.base import Completion, GenerationRequest, TokenOutputs, WeightBucket
 from areal_like.spec import ModelSpec
 from areal_like.spec.checkpoint import Manifest, checkpoint_identity, read_manifest
 
@@ -25,7 +25,7 @@ VOCABULARY = 8
 class ToyInference:
     """Tokens follow from the seed of their sample alone, when it has one.
 
-    `delay` seconds a token, so that a test can interrupt; `die_at` kills the process at that call of generate."""
+    `delay` seconds a token, so that a test can interrupt; `die_at` kills the process at that call of advance."""
 
     def __init__(self, delay: float = 0.0, die_at: int | None = None, seed: int = 0, **_):
         self.delay, self.die_at, self.calls = delay, die_at, 0
@@ -34,36 +34,64 @@ class ToyInference:
         self.version = 0
         self.generator = torch.Generator().manual_seed(seed + int(os.environ["RANK"]))
         self.log: list[tuple[int, ...]] = []
+        self.held: list[tuple[GenerationRequest, Completion]] = []
 
     def initialize(self):
         pass
 
-    def generate(self, requests, interrupted=None):
+    def advance(self, requests, interrupted=None):
         self.calls += 1
-        self.log.append(tuple(r.request_id for r in requests))
+        self._take_up(requests)
+        self.log.append(tuple(request.request_id for request, _ in self.held))
         if self.calls == self.die_at:
             os._exit(9)
-        log_probs = torch.log_softmax(self.logits, 0)
-        left = {i: r.sampling.max_new_tokens - len(r.generated) for i, r in enumerate(requests)}
-        out = [Completion(r.request_id, list(r.generated), list(r.log_probs), list(r.versions), "") for r in requests]
-        while any(n > 0 for n in left.values()) and not (interrupted is not None and interrupted()):
+        ended = []
+        while self.held and not ended:
             time.sleep(self.delay)
-            for i in [i for i, n in left.items() if n > 0]:
-                if requests[i].sampling.greedy:
-                    token = int(log_probs.argmax())
-                else:
-                    seed, place = requests[i].sampling.seed, len(out[i].token_ids)
-                    own = self.generator if seed is None else torch.Generator().manual_seed(seed * 100_003 + place)
-                    token = int(torch.multinomial(log_probs.exp(), 1, generator=own))
-                out[i].token_ids.append(token)
-                out[i].log_probs.append(float(log_probs[token]))
-                out[i].versions.append(self.version)
-                left[i] -= 1
-        for i, n in left.items():
-            out[i].finish_reason = "interrupted" if n > 0 else "length"
-        return out
+            for request, completion in self.held:
+                self._draw(request, completion)
+            ended = [c for r, c in self.held if len(c.token_ids) >= r.sampling.max_new_tokens]
+            self.held = [(r, c) for r, c in self.held if len(c.token_ids) < r.sampling.max_new_tokens]
+            if not ended and interrupted is not None and interrupted():
+                break
+        for completion in ended:
+            completion.finish_reason = "length"
+        return ended
+
+    def withdraw(self):
+        unfinished, self.held = [completion for _, completion in self.held], []
+        return unfinished
+
+    def generate(self, requests, interrupted=None):
+        if self.held:
+            raise RuntimeError("generate while the engine holds requests")
+        self._take_up(requests)
+        mine = [completion for _, completion in self.held]
+        while self.held and not (interrupted is not None and interrupted()):
+            self.advance([], interrupted)
+        self.held = []
+        return mine
+
+    def _take_up(self, requests):
+        for r in requests:
+            completion = Completion(r.request_id, list(r.generated), list(r.log_probs), list(r.versions), "interrupted")
+            self.held.append((r, completion))
+
+    def _draw(self, request, completion):
+        log_probs = torch.log_softmax(self.logits, 0)
+        if request.sampling.greedy:
+            token = int(log_probs.argmax())
+        else:
+            seed, place = request.sampling.seed, len(completion.token_ids)
+            own = self.generator if seed is None else torch.Generator().manual_seed(seed * 100_003 + place)
+            token = int(torch.multinomial(log_probs.exp(), 1, generator=own))
+        completion.token_ids.append(token)
+        completion.log_probs.append(float(log_probs[token]))
+        completion.versions.append(self.version)
 
     def update_weights(self, bucket):
+        if self.held:
+            raise RuntimeError("update_weights while the engine holds requests")
         self.staged.update(bucket.tensors)
 
     def finish_update(self, version):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -38,6 +39,10 @@ def again(request: GenerationRequest, c: Completion) -> GenerationRequest:
     return GenerationRequest(request.prompt_ids, request.sampling, c.request_id, c.token_ids, c.log_probs, c.versions)
 
 
+def runs_out(left) -> bool:
+    return next(left, None) is None
+
+
 def serve(engine, requests, slots: int, *, chance: random.Random) -> dict[int, Completion]:
     """As a driver does: at most `slots` at once, calls that are interrupted anywhere, now and then a withdrawal."""
     asked = {r.request_id: r for r in requests}
@@ -45,8 +50,8 @@ def serve(engine, requests, slots: int, *, chance: random.Random) -> dict[int, C
     while queue or held:
         count = min(len(queue), slots - held, chance.randint(1, slots))
         fresh, queue = queue[:count], queue[count:]
-        left = chance.choice([0, 1, 3, 1000])
-        ended = engine.advance(fresh, lambda left=iter(range(left)): next(left, None) is None)
+        left = iter(range(chance.choice([0, 1, 3, 1000])))
+        ended = engine.advance(fresh, functools.partial(runs_out, left))
         held += len(fresh) - len(ended)
         done |= {c.request_id: c for c in ended}
         if chance.random() < 0.1:
@@ -86,7 +91,9 @@ def test_a_call_returns_what_ends_first_and_keeps_the_rest(models) -> None:
 
 def test_an_interruption_returns_nothing_but_loses_nothing(models) -> None:
     engine = make_engine(models())
-    assert engine.advance([GenerationRequest([9, 8], SamplingParams(6, min_new_tokens=6, seed=1), 1)], lambda: True) == []
+    assert (
+        engine.advance([GenerationRequest([9, 8], SamplingParams(6, min_new_tokens=6, seed=1), 1)], lambda: True) == []
+    )
     (back,) = engine.withdraw()
     assert (len(back.token_ids), back.finish_reason) == (1, "interrupted")  # at least a token a call
 
