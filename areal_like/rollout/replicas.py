@@ -108,6 +108,16 @@ class Replicas:
                 before = request.prompt_ids
             self._wake()
 
+    def cancel(self, request_id: int) -> bool:
+        """Take a request out of the queue; False when a replica has it already (it comes to its end), or nobody."""
+        with self._changed:
+            queued = next((q for q in self._waiting if q.request.request_id == request_id), None)
+            if queued is None:
+                return False
+            self._waiting.remove(queued)
+            self._ids.remove(request_id)
+            return True
+
     def pause(self, *, finish: bool = False) -> None:
         """Stop generating; when this returns no replica holds a request and every completion has been delivered.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -12,7 +12,15 @@ from typing import Any
 from areal_like.data.rows import Message
 from areal_like.engines.base import SamplingParams
 
-__all__ = ["Capability", "Generation", "InferenceError", "InferenceInterface", "Prompt"]
+__all__ = [
+    "Capability",
+    "CapabilityError",
+    "Generation",
+    "InferenceError",
+    "InferenceInterface",
+    "Prompt",
+    "require",
+]
 
 type Prompt = str | Sequence[int] | Sequence[Message]
 """Text (one user message), token ids, or a conversation."""
@@ -28,6 +36,10 @@ class Capability(StrEnum):
 
 class InferenceError(RuntimeError):
     """The model did not answer: the engine is down, or refused the request. The message says what to do."""
+
+
+class CapabilityError(ValueError):
+    """What an algorithm needs is not among the capabilities of the form; raised before anything is started."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +98,14 @@ class InferenceInterface(ABC):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self.agenerate(prompt, **arguments))
+            return asyncio.run(self._once(prompt, arguments))
         raise RuntimeError("generate() inside a coroutine would wait for itself: write `await model.agenerate(...)`")
+
+    async def _once(self, prompt: Prompt, arguments: dict[str, Any]) -> Generation:
+        try:
+            return await self.agenerate(prompt, **arguments)
+        finally:
+            await self.aclose()
 
     def with_arguments(self, arguments: dict[str, Any]) -> SamplingParams:
         """The sampling of one call. TypeError names what is not an argument."""
@@ -101,4 +119,21 @@ class InferenceInterface(ABC):
         """What a form implements. `sampling.temperature` 0 is greedy. ValueError for what it cannot honour."""
 
     async def aclose(self) -> None:  # noqa: B027  most forms hold nothing
-        """Let go of connections."""
+        """Let go of the connections of this event loop; the next call opens new ones."""
+
+
+def require(interface: InferenceInterface, needed: Iterable[Capability], why: str) -> None:
+    """Check, before a run starts, that a form gives what is needed.
+
+    Args:
+        why: who needs it, as the subject of a sentence: "the decoupled loss".
+
+    Raises:
+        CapabilityError: names the form, everything that it lacks, and who needs it.
+    """
+    wanted = set(needed)
+    if lacking := [capability for capability in Capability if capability in wanted - interface.capabilities]:
+        raise CapabilityError(
+            f"{why} needs {' and '.join(lacking)} from the model; {type(interface).__name__} gives "
+            f"{', '.join(c for c in Capability if c in interface.capabilities)} only"
+        )
