@@ -64,9 +64,16 @@ class AppendFile:
         self._unsettled = False
 
     def take_back(self) -> None:
-        """Remove what was written since `keep`. What cannot be removed now is removed before the next write."""
+        """Remove what was written since `keep`.
+
+        Raises:
+            OSError: not now; then it happens before the next write.
+        """
         self.end = self.size
-        os.ftruncate(self._descriptor, self.size)
+        try:
+            os.ftruncate(self._descriptor, self.size)
+        except OSError as error:
+            raise _named(error, "the bank cannot remove what it could not write to its end", self.path) from error
         self._unsettled = False
 
     def close(self) -> None:
