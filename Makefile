@@ -51,6 +51,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/mesh.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/memory.py cpu
+	$(BIN)/python benchmarks/bank.py
 	$(BIN)/python benchmarks/generation.py
 	$(BIN)/python benchmarks/layout_agreement.py
 

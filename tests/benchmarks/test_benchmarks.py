@@ -243,3 +243,17 @@ def test_a_small_layer_of_experts(tmp_path):
     for row in (theirs, ours):
         assert 0 < row["host_ms"] <= row["ms"]
         assert row["tflops"] == pytest.approx(18 * 128 * 2 * 64 * 32 / row["ms"] / 1e9)
+
+
+def test_a_few_groups_into_the_bank(tmp_path):
+    """The exit code says whether a busy disk is as fast: not looked at. Bytes and fsyncs are what they have to be."""
+    done = call("bank.py", "--groups", "8", "--folder", str(tmp_path))
+    assert done.stderr == "" and not list(tmp_path.iterdir())
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
+    demo = {row[0]: row for row in rows[2:7]}
+    assert demo["four files, 4 fsyncs"][3] == "32" and demo["JSON lines"][3] == "8"
+    # making a bank: 3 of folders, 2 of the manifest; then 2 a group
+    assert int(demo["bank, one by one"][3]) - 16 in range(3, 7)
+    assert 2 <= int(demo["bank, in flight"][3]) <= 8 + 4
+    assert demo["JSON lines"][6] == "1.00" and float(demo["bank, in flight"][6]) < 0.6
+    assert demo["four files, 4 fsyncs"][4] == "1.00"

@@ -13,6 +13,9 @@ import pytest
 from documents import ROOT, Block, blocks, section
 
 from areal_like.config import load_config
+from areal_like.data.rows import Row
+from areal_like.rollout.bank import RolloutBank
+from areal_like.rollout.trajectories import Rollout, RolloutGroup
 
 LONG = {
     "make demo": "minutes; the run that the README's curve is of",
@@ -65,6 +68,8 @@ def folder(tmp_path_factory) -> Path:
     (folder / "examples").symlink_to(ROOT / "examples")
     demo = folder / "experiments" / "gsm8k-grpo" / "cpu"
     demo.mkdir(parents=True)
+    with RolloutBank.open(demo / "bank") as bank:
+        bank.append(RolloutGroup("gsm8k", 17, Row("2 + 2?", "4"), [Rollout([], 1.0)])).result(30)
     (demo / "metrics.jsonl").write_text(
         "".join(f'{{"step": {i}, "time": {i}.0, "reward/mean": 0.{i}}}\n' for i in (1, 2, 3))
     )

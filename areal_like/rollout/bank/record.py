@@ -10,9 +10,10 @@ only what follows the shared beginning is kept. There are no masks: which tokens
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -198,15 +199,16 @@ class _Writer:
         self._shared.saw(prompt, drawn)
         self._tokens += [prompt[shared:], drawn]
         self._log_probs.append(_rounded(turn.log_probs, self._width))
-        if turn.versions:
-            oldest, newest = self.versions or (turn.versions[0], turn.versions[0])
-            self.versions = int(min(oldest, *turn.versions)), int(max(newest, *turn.versions))
+        runs = _runs(turn.versions, f"{where}: versions")
+        for version, _ in runs:
+            oldest, newest = self.versions or (version, version)
+            self.versions = min(oldest, version), max(newest, version)
         return {
             "shared": shared,
             "prompt": len(prompt) - shared,
             "drawn": len(drawn),
             "log_probs": len(turn.log_probs),
-            "versions": [[int(version), len(list(run))] for version, run in groupby(turn.versions)],
+            "versions": runs,
             "finish_reason": turn.finish_reason,
             "text": turn.text,
         }
@@ -240,7 +242,7 @@ class _Reader:
         log_probs, self._log_probs = _split(self._log_probs, record["log_probs"])
         prompt = np.concatenate([self._shared.beginning()[: record["shared"]], rest])
         self._shared.saw(prompt, drawn)
-        versions = [version for version, count in record["versions"] for _ in range(count)]
+        versions = list(chain.from_iterable([version] * count for version, count in record["versions"]))
         return Turn(
             prompt.tolist(), drawn.tolist(), log_probs.tolist(), versions, record["finish_reason"], record["text"]
         )
@@ -252,21 +254,27 @@ def _split(values: NDArray[Any], count: int) -> tuple[NDArray[Any], NDArray[Any]
 
 def _int32(ids: Sequence[int], where: str) -> Tokens:
     """Token ids as int32. ValueError when they are something else, or do not fit."""
-    if not len(ids):
-        return np.zeros(0, np.int32)
     try:
-        found = np.asarray(ids)
-    except (ValueError, OverflowError):
-        found = np.zeros(1, object)
-    limits = np.iinfo(np.int32)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or found.min() < limits.min or found.max() > limits.max:
-        raise ValueError(f"{where} are no list of whole numbers of 32 bits")
-    return found.astype(np.int32)
+        return np.frombuffer(array("i", ids), np.intc).astype(np.int32, copy=False)  # faster than numpy on a list
+    except (TypeError, OverflowError):
+        raise ValueError(f"{where} are no list of whole numbers of 32 bits") from None
+
+
+def _runs(versions: Sequence[int], where: str) -> list[list[int]]:
+    """[version, tokens] of each run of equal versions."""
+    try:
+        found = np.frombuffer(array("q", versions), np.int64)
+    except (TypeError, OverflowError):
+        raise ValueError(f"{where} are no list of whole numbers") from None
+    if not found.size:
+        return []
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(found)) + 1])
+    return [list(run) for run in zip(found[starts].tolist(), np.diff([*starts, len(found)]).tolist(), strict=True)]
 
 
 def _rounded(values: Sequence[float], width: LogProbWidth) -> NDArray[Any]:
     """Log-probabilities at their width. What is finite stays finite: -70,000 is the lowest float16, not -inf."""
-    found = np.asarray(values, np.float64).reshape(-1)
+    found = np.frombuffer(array("d", values), np.float64)
     limits = np.finfo(np.dtype(width))
     return np.where(np.isfinite(found), found.clip(float(limits.min), float(limits.max)), found).astype(width)
 
