@@ -32,6 +32,15 @@ CODES: dict[str, str] = {
     "AL821": "conversion: a value that had to be assumed",
     "AL822": "conversion: a key that means something else in the other system",
     "AL823": "conversion: values that contradict each other",
+    "AL830": "an environment file that lists nothing",
+    "AL831": "unknown agent type",
+    "AL832": "an argument that the agent does not take, or lacks",
+    "AL833": "an argument that the agent cannot use",
+    "AL834": "two environments of one name",
+    "AL835": "a batch that cannot hold its environments",
+    "AL836": "an agent type whose code is broken",
+    "AL837": "training on an environment that is for evaluation",
+    "AL838": "a weight without effect",
 }
 """Every code of the configuration with its one-line summary."""
 

@@ -56,13 +56,19 @@ def last_boxed(text: str) -> str | None:
     return None if last is None else text[last[0] + 1 : last[1]].strip()
 
 
+def last_tagged(text: str) -> str | None:
+    """The content of the last `<answer>...</answer>`, or None; one that is not closed does not count."""
+    close = text.rfind(_TAG_CLOSE)
+    begin = text.rfind(_TAG_OPEN, 0, close) if close >= 0 else -1
+    return text[begin + len(_TAG_OPEN) : close].strip() if begin >= 0 else None
+
+
 def marked_answer(text: str) -> str | None:
     """The part that the text itself calls its answer: the last `<answer>` tag, else the last `\\boxed`, else the line
     behind the last `####`, else the rest of the line behind the last "answer is" or "answer:"; None without any."""
-    close = text.rfind(_TAG_CLOSE)
-    begin = text.rfind(_TAG_OPEN, 0, close) if close >= 0 else -1
-    if begin >= 0:
-        return text[begin + len(_TAG_OPEN) : close].strip()
+    tagged = last_tagged(text)
+    if tagged is not None:
+        return tagged
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed

@@ -12,16 +12,16 @@ from areal_like.data.hub import read_hub
 from areal_like.data.reasoning import PREFIX, generated_rows
 from areal_like.data.rows import Asker, Row
 
-PROMPT_COLUMNS = ("question", "prompt", "messages")
-ANSWER_COLUMN = "answer"
+PROMPT_COLUMNS = ("question", "prompt", "messages", "problem", "Problem")
+ANSWER_COLUMNS = ("answer", "Answer")
 
 
 def load_rows(section: TrainDatasetConfig, *, seed: int, asker: Asker | None = None) -> Sequence[Row]:
     """The rows of a dataset section: generated (`reasoning_gym/TASK`), of local files, or of the Hub.
 
-    Files and Hub datasets have a prompt in the column `question`, `prompt` (text) or `messages` (a conversation), and
-    the final answer in `answer`; of an answer as GSM8K writes it ("... #### 18") the final part counts, and the whole
-    text is kept as `metadata["solution"]`.
+    Files and Hub datasets have a prompt in the column `question`, `prompt`, `problem` or `messages` (text or a
+    conversation), and the final answer in `answer`, or in `ground_truth` of the column `reward_model`; of an answer as
+    GSM8K writes it ("... #### 18") the final part counts, and the whole text is kept as `metadata["solution"]`.
 
     Raises:
         DataError: with what is wrong, the key, and what to do.
@@ -58,13 +58,18 @@ def load_rows(section: TrainDatasetConfig, *, seed: int, asker: Asker | None = N
 def _row(file: Path, number: int, record: Mapping[str, Any], index: int, dataset: str, asker: Asker) -> Row:
     column = next((name for name in PROMPT_COLUMNS if name in record), None)
     if column is None:
-        raise _missing(file, number, PROMPT_COLUMNS, record, asker)
-    prompt = _conversation(record[column]) if column == "messages" else _text(record[column])
+        raise _missing(file, number, PROMPT_COLUMNS[:3], record, asker)
+    prompt = _conversation(record[column]) or ("" if column == "messages" else _text(record[column]))
     if not prompt:
         raise _missing(file, number, (column,), record, asker)
-    solution = _text(record.get(ANSWER_COLUMN))
+    answers = next((name for name in ANSWER_COLUMNS if name in record), "")
+    judged = record.get("reward_model")
+    if not answers and isinstance(judged, dict):
+        solution = _text(judged.get("ground_truth"))
+    else:
+        solution = _text(record.get(answers))
     if not solution:
-        raise _missing(file, number, (ANSWER_COLUMN,), record, asker)
+        raise _missing(file, number, ANSWER_COLUMNS[:1], record, asker)
     answer = final_part(solution)
     if not answer:
         raise asker.error(
@@ -72,7 +77,7 @@ def _row(file: Path, number: int, record: Mapping[str, Any], index: int, dataset
             f"{file}, row {number}: the answer ends with '####' and nothing after it",
             "write the final answer there",
         )
-    metadata = {k: v for k, v in record.items() if k not in (column, ANSWER_COLUMN)}
+    metadata = {k: v for k, v in record.items() if k not in (column, answers)}
     if answer != solution:
         metadata["solution"] = solution
     return Row(prompt, answer, metadata, index, dataset)

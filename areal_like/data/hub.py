@@ -10,7 +10,8 @@ from typing import Any
 from areal_like.data.files import Record
 from areal_like.data.rows import Asker
 
-_DEFAULT_NAME = {"openai/gsm8k": "main"}  # gsm8k has the configurations main and socratic, and no default
+_DEFAULT_NAME = {"openai/gsm8k": "main", "open-r1/DAPO-Math-17k-Processed": "all"}
+"""Configurations of datasets that have several and no default."""
 _TIMEOUT = 10.0  # seconds until the Hub counts as unreachable; `datasets` by itself retries for 23
 
 

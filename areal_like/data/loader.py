@@ -83,7 +83,12 @@ class RowLoader:
         self._order = self._draw_order()
 
     def _draw_order(self) -> list[int]:
-        order = list(range(len(self.rows)))
-        if self.shuffle:
-            random.Random(f"{self.seed}/{self.epoch}").shuffle(order)
-        return order
+        return epoch_order(len(self.rows), self.epoch, shuffle=self.shuffle, seed=self.seed)
+
+
+def epoch_order(rows: int, epoch: int, *, shuffle: bool, seed: int) -> list[int]:
+    """Numbers of the rows in the order of an epoch."""
+    order = list(range(rows))
+    if shuffle:
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order

@@ -45,8 +45,14 @@ def math_reward(prompt: str, completion: str, row: Row) -> float:
             number = to_number(written)
         if number is not None:
             return float(number == gold)
-    answer = f"${marked}$" if marked is not None else completion[-_TAIL:]
-    return float(_judge().equal(row.answer, answer[-_TAIL:]))
+    if marked is not None:
+        return same_value(row.answer, marked)
+    return _judge().equal(row.answer, completion[-_TAIL:])
+
+
+def same_value(gold: str, answer: str) -> float:
+    """1 when a formula states the same value as another, says math-verify, within 5 seconds; else 0."""
+    return _judge().equal(gold, f"${answer}$"[-_TAIL:])
 
 
 def reasoning_gym_reward(prompt: str, completion: str, row: Row) -> float:

@@ -1,6 +1,7 @@
 """Why the codes matter that are found while a file and its allocation strings are read, each with two examples.
 
-The findings themselves are made where the text is read: `alloc` (AL0 to AL2) and `config` (AL8).
+The findings themselves are made where the text is read: `alloc` (AL0 to AL2), `config` (AL8), and
+`rollout.agents.environment_file` (AL83).
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ def _key(why: str, bad: tuple[str, ...], good: tuple[str, ...] = (), severity: s
 
 def _file(why: str, bad: str) -> ReadingRule:
     return ReadingRule(why, Example(text=bad), Example())
+
+
+def _environment(why: str, severity: str = "error") -> ReadingRule:
+    """Of an environment file (docs/rollout.md), which no job file can show."""
+    return ReadingRule(why, Example(), Example(), severity)
 
 
 MOE = "megatron:(attn:d4|ffn:e4)"
@@ -112,4 +118,13 @@ READING_RULES: dict[str, ReadingRule] = {
         "Each key is right, and together they cannot be.", ("actor.kl_ctl=0.1",), ("actor.kl_ctl=0.1", "ref={}")
     ),
     "AL817": _key("The key has no effect, because of another key.", ("evaluator.freq_epochs=1",), severity="warning"),
+    "AL830": _environment("A run without an environment has nothing to generate."),
+    "AL831": _environment("Agent types are found by name among the installed packages, never by an import path."),
+    "AL832": _environment("An argument with a typing error would be ignored, and its default taken."),
+    "AL833": _environment("The agent would be another one than the file describes, or fail at its first episode."),
+    "AL834": _environment("Groups, banks and figures know an environment by its name."),
+    "AL835": _environment("Every sampled environment has at least one group of each batch."),
+    "AL836": _environment("The package that declares the agent type is broken."),
+    "AL837": _environment("Training on the problems of a benchmark makes its figures worthless."),
+    "AL838": _environment("An environment that is evaluation_only is never sampled.", severity="warning"),
 }

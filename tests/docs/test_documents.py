@@ -12,7 +12,7 @@ from areal_like.alloc import ModelAllocation
 from areal_like.config import load_config
 from areal_like.data.rows import Row
 
-EXAMPLES = sorted((ROOT / "examples").rglob("*.y*ml"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.y*ml") if path.parent.name != "environments")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)

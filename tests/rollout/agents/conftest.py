@@ -1,0 +1,8 @@
+"""`doubles.py` beside this file can be imported by the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
