@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class WorkerError(RuntimeError):
-    """A rank of a worker group failed; the whole group is gone.
+    """A rank of a worker group failed; the whole group is gone, unless its ranks are independent and this one died.
 
     Attributes:
         group: name of the worker group (the role: "actor", "rollout" ...).

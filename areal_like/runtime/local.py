@@ -1,7 +1,9 @@
 """`WorkerGroup`: an object in each of several processes of this machine, and calls to all of them at once.
 
 A group is all or nothing. The first rank that fails ends it: its peers may be waiting for it in a collective operation
-for ever, so they are killed and the driver raises what happened first.
+for ever, so they are killed and the driver raises what happened first. Only ranks that know nothing of each other (the
+replicas of a rollout engine) may be declared independent: one that dies takes its own calls with it, and can be started
+again.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import queue
 import selectors
 import shutil
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +48,10 @@ def _close_all() -> None:
 class WorkerGroup:
     """One process a rank, each holding an object; made by `start`."""
 
-    def __init__(self, name: str, world_size: int) -> None:
+    def __init__(self, name: str, world_size: int, independent: bool = False) -> None:
         self.name = name
         self.world_size = world_size
+        self.independent = independent
         self._folder = Path(tempfile.mkdtemp(prefix="areal-like-"))
         self._flag = InterruptFlag()
         self._ranks: list[RankProcess] = []
@@ -54,6 +59,8 @@ class WorkerGroup:
         self._ids = itertools.count()
         self._lock = threading.RLock()
         self._failures: list[Failure] = []
+        self._dead: dict[int, BaseException] = {}  # of independent ranks: why
+        self._restarts: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._closing = False
         self._launched: threading.Event = threading.Event()
@@ -74,6 +81,7 @@ class WorkerGroup:
         environment: Mapping[str, str] | None = None,
         setup_timeout: float = 600.0,
         wait: bool = True,
+        independent: bool = False,
     ) -> WorkerGroup:
         """Start the processes and build the object in each.
 
@@ -88,13 +96,15 @@ class WorkerGroup:
             setup_timeout: seconds until every rank must have built its object.
             wait: return when all objects are built; else at once, and calls wait in line behind the building, so that
                 several groups can start beside each other.
+            independent: the ranks do not need each other: when the process of one dies, calls to that rank raise a
+                WorkerError and the others go on, until `restart`. An exception of the object still ends the group.
 
         Raises:
             WorkerError: a rank failed or died.
             DiagnosticError: a rank found an error of the user.
             TimeoutError: `setup_timeout` passed.
         """
-        group = cls(name, world_size)
+        group = cls(name, world_size, independent)
         init_method = (group._folder / "rendezvous").as_uri()
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -116,7 +126,7 @@ class WorkerGroup:
         try:
             ready = PendingCall(name, "setup", list(range(world_size)), group._fail)
             group._pending[next(group._ids)] = ready  # number 0: the answer to "setup"
-            setup = Packet(("setup", 0, name, factory, kwargs, device, threads))
+            setup = (name, factory, kwargs, device, threads)
             threading.Thread(target=group._listen, args=(specs, setup), name=f"{name}-listener", daemon=True).start()
             group._launched.wait()
             if wait:
@@ -138,9 +148,14 @@ class WorkerGroup:
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingCall:
         """`call`, without waiting for it."""
-        pending = PendingCall(self.name, method, list(range(self.world_size)), self._fail)
+        return self.submit_to(range(self.world_size), method, *args, **kwargs)
+
+    def submit_to(self, ranks: Iterable[int], method: str, *args: Any, **kwargs: Any) -> PendingCall:
+        """Call the method on some ranks with the same arguments, which are packed once, without waiting."""
+        pending = PendingCall(self.name, method, list(ranks), self._fail)
         with contextlib.closing(Packet(("call", self._register(pending), method, args, kwargs))) as packet:
-            self._send_all(packet)
+            for rank in pending.ranks:
+                self._send(rank, packet)
         return pending
 
     def submit_each(self, method: str, per_rank: Sequence[tuple[Any, ...]], **kwargs: Any) -> PendingCall:
@@ -182,6 +197,30 @@ class WorkerGroup:
     def clear_interrupt(self, rank: int | None = None) -> None:
         self._flag.clear(rank)
 
+    def is_dead(self, rank: int) -> bool:
+        """Whether the process of an independent rank has died and has not been started again."""
+        return rank in self._dead
+
+    def kill(self, rank: int) -> None:
+        """End the process of a rank at once, as if it had died by itself."""
+        self._ranks[rank].kill()
+
+    def restart(self, rank: int) -> PendingCall:
+        """Start the process of a dead independent rank again and build its object anew, as `start` did; done when it is
+        built. Its output goes to a log of its own, `NAME-RANK.N.log`."""
+        pending = PendingCall(self.name, "setup", [rank], self._fail)
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if rank not in self._dead:
+                raise RuntimeError(
+                    f"{self.name} rank {rank} is not dead: only a dead independent rank can be restarted"
+                )
+            call = next(self._ids)
+            self._pending[call] = pending
+        self._restarts.put((rank, call))
+        return pending
+
     @property
     def process_ids(self) -> list[int]:
         return [rank.process.pid for rank in self._ranks]
@@ -219,6 +258,9 @@ class WorkerGroup:
         with self._lock:
             if self._error is not None:
                 raise self._error
+            for rank in pending.ranks:
+                if rank in self._dead:
+                    raise self._dead[rank]
             call = next(self._ids) if call is None else call
             self._pending[call] = pending
             return call
@@ -234,18 +276,17 @@ class WorkerGroup:
 
     # The listener thread
 
-    def _listen(self, specs: list[RankSpec], setup: Packet) -> None:
+    def _listen(self, specs: list[RankSpec], setup: tuple[Any, ...]) -> None:
         """Start the ranks and read what they say.
 
         The ranks are children of this thread, which lives as long as the group: on Linux a child asks to be killed when
         the *thread* that started it ends.
         """
         try:
-            with contextlib.closing(setup):
+            with contextlib.closing(Packet(("setup", 0, *setup))) as packet:
                 for spec in specs:
                     self._ranks.append(RankProcess(spec, self._flag.descriptor))
-                for rank in range(len(specs)):
-                    self._send(rank, setup)
+                self._send_all(packet)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -253,14 +294,16 @@ class WorkerGroup:
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._ranks):
                 selector.register(process.channel, selectors.EVENT_READ, rank)
-            self._read_until_closed(selector)
+            self._read_until_closed(selector, setup)
         for process in self._ranks:
             process.release()
         self._flag.close()
 
-    def _read_until_closed(self, selector: selectors.BaseSelector) -> None:
+    def _read_until_closed(self, selector: selectors.BaseSelector, setup: tuple[Any, ...]) -> None:
         deadline: float | None = None
         while not self._wake_up.is_set():
+            while not self._restarts.empty():
+                self._start_again(*self._restarts.get(), setup, selector)
             for key, _ in selector.select(timeout=0.2):
                 if not self._read(key.data):
                     selector.unregister(key.fileobj)
@@ -268,6 +311,21 @@ class WorkerGroup:
                 deadline = deadline or time.monotonic() + _GRACE
                 if time.monotonic() >= deadline or len(self._failures) == self.world_size:
                     self._fail(to_exception(self.name, self._failures))
+
+    def _start_again(self, rank: int, call: int, setup: tuple[Any, ...], selector: selectors.BaseSelector) -> None:
+        old = self._ranks[rank]
+        number = next(n for n in itertools.count(1) if not _restart_log(old.spec, n).exists())
+        try:
+            process = RankProcess(replace(old.spec, log=_restart_log(old.spec, number)), self._flag.descriptor)
+        except BaseException as error:
+            self._fail(error)
+            return
+        old.release()
+        self._ranks[rank] = process
+        selector.register(process.channel, selectors.EVENT_READ, rank)
+        self._send(rank, ("setup", call, *setup))
+        with self._lock:
+            del self._dead[rank]  # from now on calls wait in line behind the setup
 
     def _read(self, rank: int) -> bool:
         """One message of a rank; False when there will be no more."""
@@ -303,18 +361,28 @@ class WorkerGroup:
         code = process.wait(timeout=5.0)
         code = code if code is not None else 0
         with self._lock:
-            busy = [pending.method for pending in self._pending.values()]
+            busy = [pending.method for pending in self._pending.values() if rank in pending.ranks]
         tail = process.tail()
-        self._failures.append(
-            Failure(
-                rank,
-                busy[0] if busy else "between calls",
-                time.monotonic(),
-                f"the process {describe_exit(code)}",
-                remote_traceback=f"Its last lines:\n{tail}" if tail else "",
-                exit_code=code,
-            )
+        failure = Failure(
+            rank,
+            busy[0] if busy else "between calls",
+            time.monotonic(),
+            f"the process {describe_exit(code)}",
+            remote_traceback=f"Its last lines:\n{tail}" if tail else "",
+            exit_code=code,
         )
+        if self.independent:
+            self._lose(rank, to_exception(self.name, [failure]))
+        else:
+            self._failures.append(failure)
+
+    def _lose(self, rank: int, error: BaseException) -> None:
+        """An independent rank is gone: its calls raise, now and until it is started again."""
+        with self._lock:
+            self._dead[rank] = error
+            for call, pending in list(self._pending.items()):
+                if rank in pending.ranks and pending.lose(rank, error):
+                    del self._pending[call]
 
     def _fail(self, error: BaseException) -> None:
         """End the group for a reason: everything that is waited for, now or later, raises it."""
@@ -326,3 +394,7 @@ class WorkerGroup:
             rank.kill()
         for call in pending.values():
             call.fail(self._error)
+
+
+def _restart_log(spec: RankSpec, number: int) -> Path:
+    return spec.log.with_name(f"{spec.name}-{spec.rank}.{number}.log")

@@ -16,9 +16,18 @@ class PendingCall:
         self._group = group
         self._ranks = ranks
         self._results: dict[int, Any] = {}
+        self._lost: dict[int, BaseException] = {}
         self._error: BaseException | None = None
         self._done = threading.Event()
         self._fail_group = fail
+
+    @property
+    def ranks(self) -> list[int]:
+        return self._ranks
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it is done after at most so many seconds; unlike `result`, nothing happens when it is not."""
+        return self._done.wait(timeout)
 
     def done(self) -> bool:
         """Whether `result` would return (or raise) at once."""
@@ -28,7 +37,7 @@ class PendingCall:
         """The results in the order of the ranks.
 
         Raises:
-            WorkerError: a rank failed, whichever call it was in.
+            WorkerError: a rank failed, whichever call it was in; of independent ranks, after the others have answered.
             DiagnosticError: a rank found an error of the user.
             TimeoutError: not all ranks answered within `timeout` seconds; the group is ended.
         """
@@ -41,6 +50,8 @@ class PendingCall:
             raise error
         if self._error is not None:
             raise self._error
+        if self._lost:
+            raise next(iter(self._lost.values()))
         return [self._results[rank] for rank in self._ranks]
 
     # What the group's listener calls.
@@ -48,10 +59,18 @@ class PendingCall:
     def answer(self, rank: int, value: Any) -> bool:
         """Record one rank's result; True when it was the last."""
         self._results[rank] = value
-        if len(self._results) == len(self._ranks):
+        return self._complete()
+
+    def lose(self, rank: int, error: BaseException) -> bool:
+        """One of several independent ranks has died; True when the others have answered."""
+        self._lost[rank] = error
+        return self._complete()
+
+    def _complete(self) -> bool:
+        complete = len(self._results) + len(self._lost) == len(self._ranks)
+        if complete:
             self._done.set()
-            return True
-        return False
+        return complete
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -76,11 +95,11 @@ class PendingStream(PendingCall):
     def put(self, rank: int, item: Any) -> None:
         self._items.put((rank, item))
 
-    def answer(self, rank: int, value: Any) -> bool:
-        last = super().answer(rank, value)
-        if last:
+    def _complete(self) -> bool:
+        complete = super()._complete()
+        if complete:
             self._items.put(None)
-        return last
+        return complete
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)

@@ -85,7 +85,7 @@ class Worker:
                 self._close()
                 return
             if kind == "setup":
-                self._guard(message[1], "setup", self._setup, *message[2:])
+                self._guard(message[1], "setup", self._setup, *message[1:])
             elif kind == "call":
                 self._guard(message[1], message[2], self._call, *message[1:])
             elif kind == "stream":
@@ -117,7 +117,7 @@ class Worker:
         exception = error if isinstance(error, DiagnosticError) else None
         self._channel.send(("error", call, method, when, message, text, exception))
 
-    def _setup(self, name: str, factory: str, kwargs: dict[str, Any], device: str, threads: int) -> None:
+    def _setup(self, call: int, name: str, factory: str, kwargs: dict[str, Any], device: str, threads: int) -> None:
         import torch
 
         rank = int(os.environ["RANK"])
@@ -132,7 +132,7 @@ class Worker:
                 )
             torch.cuda.set_device(local_rank)
         self._target = resolve(factory)(**kwargs)
-        self._channel.send(("result", 0, None))
+        self._channel.send(("result", call, None))
 
     def _call(self, call: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         value = getattr(self._target, method)(*args, **kwargs)

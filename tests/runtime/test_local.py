@@ -39,7 +39,7 @@ def wait_gone(pids, seconds=5.0):
 
 @contextlib.contextmanager
 def group(world_size=1, **kwargs):
-    options = {k: kwargs.pop(k) for k in ("threads", "setup_timeout", "log_dir") if k in kwargs}
+    options = {k: kwargs.pop(k) for k in ("threads", "setup_timeout", "log_dir", "independent") if k in kwargs}
     made = WorkerGroup.start("host", "runtime_hosts:Host", kwargs, world_size, **options)
     pids = made.process_ids
     try:
@@ -317,3 +317,53 @@ def test_a_group_outlives_the_thread_that_started_it():
     time.sleep(0.3)
     with made[0] as started:
         assert started.call("hello")[0][0] == "hello"
+
+
+def test_an_independent_rank_dies_alone_and_is_started_again(tmp_path):
+    with group(3, greeting="hi", independent=True, log_dir=tmp_path) as made:
+        waiting = made.submit("until_interrupted")
+        os.kill(made.process_ids[1], signal.SIGKILL)
+        died = r"host rank 1, until_interrupted: the process was killed by SIGKILL"
+        with pytest.raises(WorkerError, match=died) as caught:
+            made.submit_one(1, "hello").result(30)
+        assert caught.value.exit_code == -signal.SIGKILL and made.is_dead(1) and not made.is_dead(0)
+        assert not waiting.done()  # the others are still at it
+        made.interrupt()
+        with pytest.raises(WorkerError, match="rank 1"):
+            waiting.result(30)
+        made.clear_interrupt()
+        with pytest.raises(WorkerError, match="rank 1"):
+            made.submit_one(1, "hello")
+        assert made.submit_to([0, 2], "hello", 4).result(30) == [("hi", 0, (4,), {}), ("hi", 2, (4,), {})]
+        before = made.process_ids
+        with pytest.raises(RuntimeError, match="host rank 0 is not dead"):
+            made.restart(0)
+        made.restart(1).result(30)
+        assert made.call("hello") == [("hi", rank, (), {}) for rank in range(3)]
+        assert [a == b for a, b in zip(before, made.process_ids, strict=True)] == [True, False, True]
+        with pytest.raises(WorkerError, match="exited with status 3"):
+            made.submit_one(1, "leave", 3).result(30)
+        assert "leaving early" in (tmp_path / "host-1.1.log").read_text() and (tmp_path / "host-1.log").exists()
+        made.restart(1).result(30)
+        assert len(made.call("hello")) == 3
+        pids = made.process_ids
+    assert wait_gone(pids) == []
+
+
+def test_an_exception_in_an_independent_rank_ends_the_group():
+    with group(2, independent=True) as made:
+        with pytest.raises(WorkerError, match="ArithmeticError"):
+            made.submit_one(0, "total_or_fail", 0).result(30)
+        with pytest.raises(WorkerError):
+            made.submit_one(1, "hello")
+
+
+def test_one_rank_is_interrupted_alone():
+    with group(2) as made:
+        calls = [made.submit_one(rank, "until_interrupted") for rank in range(2)]
+        made.interrupt(1)
+        assert calls[1].result(30) == ["interrupted"] and not calls[0].done()
+        made.clear_interrupt(1)
+        made.interrupt()
+        assert calls[0].result(30) == ["interrupted"]
+        made.clear_interrupt()

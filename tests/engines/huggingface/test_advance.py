@@ -61,8 +61,10 @@ def serve(engine, requests, slots: int, *, chance: random.Random) -> dict[int, C
     return done
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe"])
-@pytest.mark.parametrize("limits", [None, Limits(sequences=3), Limits(cache_bytes=6 * 60 * 512)])
+@pytest.mark.parametrize(
+    ("kind", "limits"),
+    [("llama", None), ("qwen3-moe", Limits(sequences=3)), ("qwen3", Limits(cache_bytes=6 * 60 * 1024))],
+)
 def test_joining_leaving_interrupting_and_withdrawing_change_nothing(models, kind: str, limits) -> None:
     engine = make_engine(models(kind))
     requests = long_tailed(18)
