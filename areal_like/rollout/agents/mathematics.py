@@ -63,13 +63,13 @@ def value_of_attempt(right: bool, in_format: bool, ended: bool, format_reward: f
 _REWARDS: dict[AnswerFormat, Reward] = {"boxed": boxed_reward, "tagged": tagged_reward}
 _FIND = {"boxed": last_boxed, "tagged": last_tagged}
 
-type Format = Annotated[AnswerFormat, Field(description="boxed: `\\boxed{}`; tagged: `<answer>` and `</answer>`")]
-type FormatReward = Annotated[
+Format = Annotated[AnswerFormat, Field(description="boxed: `\\boxed{}`; tagged: `<answer>` and `</answer>`")]
+FormatReward = Annotated[
     float, Field(ge=0.0, le=1.0, description="for an answer in the format that is wrong, or right but cut off")
 ]
-type DatasetPath = Annotated[str, Field(min_length=1, description="local file or folder, or a name on the Hub")]
-type DatasetName = Annotated[str | None, Field(description="configuration of a dataset on the Hub that has several")]
-type Split = Annotated[str, Field(min_length=1, description="split of the dataset")]
+DatasetPath = Annotated[str, Field(min_length=1, description="local file or folder, or a name on the Hub")]
+DatasetName = Annotated[str | None, Field(description="configuration of a dataset on the Hub that has several")]
+Split = Annotated[str, Field(min_length=1, description="split of the dataset")]
 
 
 class _Mathematics(RowsAgent):
