@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -162,4 +163,10 @@ def _conversation(prompt: Any) -> str:
 
 
 def _indented(text: str) -> list[str]:
-    return [f"    {line}" for line in text.splitlines()]
+    """Lines as a terminal may see them: a model can write control characters, and halves of surrogate pairs."""
+    return [f"    {''.join(map(_visible, line))}" for line in text.splitlines()]
+
+
+def _visible(character: str) -> str:
+    hidden = unicodedata.category(character) in ("Cc", "Cs") and character != "\t"
+    return character.encode("unicode_escape").decode() if hidden else character

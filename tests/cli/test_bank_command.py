@@ -74,6 +74,14 @@ def test_show(bank: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "step 5 trains it" in out and "    user: Hi\n" in out and "    assistant: 日本" in out
 
 
+def test_show_of_what_a_terminal_should_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turn = Turn([1], [2], [-1.0], [0], "stop", "a\tb\x1b[31m \ud800 \u3000.")
+    with RolloutBank.open(tmp_path) as opened:
+        opened.append(RolloutGroup("e", 0, Row("q", ""), [TokenRollout([turn], 1.0)])).result(30)
+    assert main(["bank", "show", str(tmp_path), "e/0"]) == 0
+    assert "    a\tb\\x1b[31m \\ud800 \u3000.\n" in capsys.readouterr().out
+
+
 def test_show_json(bank: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bank", "show", str(bank), "gsm8k/17", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

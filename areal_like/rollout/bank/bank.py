@@ -61,6 +61,7 @@ class RolloutBank:
         self._files = Generation(folder / manifest.generation)
         self._ready = not self._files.size  # else `recover` has to say first what counts
         self._contents = Contents()
+        self._lost: set[Key] = set()  # damaged on the disk; their owner may still have and train them
         self._state = threading.RLock()  # of the files and of what is known of them
         self._commits = GroupCommit(self._commit)
 
@@ -153,7 +154,7 @@ class RolloutBank:
             if step <= self._manifest.checkpoint:
                 raise ValueError(f"step {step} is in the checkpoint of step {self._manifest.checkpoint} already")
             for key in wanted:
-                if key not in self._contents.entries:
+                if key not in self._contents.entries and key not in self._lost:
                     raise KeyError(f"group {group_name(key)} is not in the bank")
                 if (other := self._contents.consumed.get(key, step)) != step:
                     raise ValueError(f"step {other} trains group {group_name(key)} already; step {step} must not")
@@ -251,7 +252,7 @@ class RolloutBank:
                 self._intact()
                 entries = self._files.append(self._encoded(pending, accepted))
             except BaseException as error:  # whatever it is, who waits has to know
-                for one in accepted if accepted else pending:
+                for one in pending:
                     if not one.promise.done():
                         one.promise.set_exception(error)
                 return
@@ -307,6 +308,7 @@ class RolloutBank:
             raise
         self._publish(Manifest(files.folder.name, self._manifest.timeline, self._manifest.checkpoint), files)
         self._contents = Contents(held, consumed)
+        self._lost |= {entry.key for entry in kept} - held.keys()
         self._report(recovered)
 
     def _copy(self, groups: Iterator[Encoded]) -> tuple[Generation, list[Entry]]:

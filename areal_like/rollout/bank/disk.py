@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -52,12 +53,18 @@ class AppendFile:
             rest = rest[written:]
 
     def sync(self) -> None:
-        """Return when everything written is on the disk."""
+        """Return when everything written is on the disk.
+
+        Raises:
+            OSError: it is not.
+        """
         try:
             os.fsync(self._descriptor)
         except OSError as error:
             needed = self.end - self.size
             raise _named(error, f"the bank cannot bring {needed} bytes to the disk", self.path) from error
+        if os.fstat(self._descriptor).st_nlink == 0:
+            raise OSError(errno.ENOENT, "the file was deleted under the bank that writes it", str(self.path))
 
     def keep(self) -> None:
         self.size = self.end

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_like.rollout.bank.disk import AppendFile
+from areal_like.rollout.bank.disk import AppendFile, remove_folder
 from areal_like.rollout.bank.lines import Damage, check, frame, scan
 from areal_like.rollout.bank.record import Encoded, Entry, decode
 from areal_like.rollout.trajectories import RolloutGroup
@@ -37,13 +37,21 @@ class Generation:
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
+        self.folder = folder
         if create:
             os.mkdir(folder)
-        self.folder = folder
-        self._data, self._index, self._consumed = (AppendFile(folder / name, create=create) for name in FILES)
-        if create:
-            sync_folder(folder)
-            sync_folder(folder.parent)
+        with contextlib.ExitStack() as undo:
+            if create:
+                undo.callback(remove_folder, folder)
+            opened = []
+            for name in FILES:
+                opened.append(AppendFile(folder / name, create=create))
+                undo.callback(opened[-1].close)
+            self._data, self._index, self._consumed = opened
+            if create:
+                sync_folder(folder)
+                sync_folder(folder.parent)
+            undo.pop_all()
 
     @property
     def size(self) -> int:

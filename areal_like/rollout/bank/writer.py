@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from areal_like.rollout.trajectories import RolloutGroup
 
 __all__ = ["GroupCommit", "Pending"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -64,6 +67,9 @@ class GroupCommit:
                     break
                 batch.append(more)
             # One whose owner has given it up meanwhile is not written. From here on nobody can give up.
-            self._commit([pending for pending in batch if pending.promise.set_running_or_notify_cancel()])
+            try:
+                self._commit([pending for pending in batch if pending.promise.set_running_or_notify_cancel()])
+            except Exception:  # of what the owner does when it is told something; the next group must not wait for ever
+                _LOG.exception("the bank goes on after an error of its owner")
             if last:
                 return

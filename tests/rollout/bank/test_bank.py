@@ -196,6 +196,14 @@ def test_the_size_limit_warns_once(tmp_path: Path) -> None:
     assert len(notes) == 1 and "more than its limit of 3000" in notes[0]
 
 
+def test_an_owner_who_fails_when_told_does_not_stop_the_bank(tmp_path: Path) -> None:
+    def fail(text: str) -> None:
+        raise RuntimeError(text)
+
+    with RolloutBank.open(tmp_path, max_bytes=10, note=fail) as bank:
+        assert [bank.append(make_group(i)).result(30) for i in range(3)] == ["sums/0", "sums/1", "sums/2"]
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     good = make_group(0)
     with RolloutBank.open(tmp_path) as bank:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,8 @@ def test_who_waits_is_told_and_with_room_it_goes_on(disk: Path, left: int) -> No
             assert bank.bytes == size
             with BankReader(disk / "bank") as reader:
                 assert reader.verify().groups == 3 and reader.verify().damages == []
+            together = [bank.append(make_group(i, tokens=1500)) for i in range(10, 16)]  # all of them are told
+            assert {type(promise.exception(30)) for promise in together} == {OSError}
         assert bank.append(large[3]).result(30) == "sums/3"
         assert bank.append(large[5]).result(30) == "sums/5"
     with BankReader(disk / "bank") as reader:
@@ -132,6 +135,17 @@ def test_a_disk_whose_sync_fails(tmp_path: Path) -> None:
                     bank.append(make_group(1)).result(30)
             bank.append(make_group(1)).result(30)
         assert bank.recover(0).groups == [make_group(0), make_group(1)]
+
+
+def test_a_bank_that_is_deleted_under_its_writer(tmp_path: Path) -> None:
+    """What is written into a deleted file is gone with the process: nothing is promised."""
+    with RolloutBank.open(tmp_path / "bank") as bank:
+        bank.append(make_group(0)).result(30)
+        shutil.rmtree(tmp_path / "bank")
+        with pytest.raises(OSError, match="was deleted under the bank"):
+            bank.append(make_group(1)).result(30)
+        with pytest.raises(OSError, match="was deleted under the bank"):
+            bank.mark_consumed([("sums", 0)], 1)
 
 
 def test_what_cannot_be_taken_back_at_once_is_taken_back_later(tmp_path: Path) -> None:
