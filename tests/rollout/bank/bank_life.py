@@ -145,10 +145,11 @@ class Trap:
                 real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
             if here and self.mode != "after":
                 self.action(name)
-            result = real(*arguments, **named)
-            if here and self.mode == "after":
-                self.action(name)
-            return result
+            try:
+                return real(*arguments, **named)
+            finally:
+                if here and self.mode == "after":
+                    self.action(name)
 
         return call
 
@@ -166,7 +167,7 @@ def main() -> None:
         order = json.loads(line)
         child = os.fork()
         if child == 0:
-            _child(folder, order)
+            _child(folder / order.get("name", "run"), order)
         if (delay := order.get("delay")) is not None:
             time.sleep(delay)
             os.kill(child, signal.SIGKILL)
@@ -184,6 +185,7 @@ def _child(folder: Path, order: dict[str, Any]) -> None:
 
     status = 1
     try:
+        folder.mkdir(exist_ok=True)
         trap = Trap(order.get("at", 0), order.get("mode", "before"), die)
         with trap.set():
             life(folder, _print, steps=order.get("steps", STEPS), phase=lambda name: where.__setitem__(0, name))

@@ -113,6 +113,20 @@ def test_killed_at_every_call(run: Run) -> None:
     assert ("open", "open") in found
 
 
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_while_the_bank_is_made(run: Run, stride: int) -> None:
+    """Each time in another folder: the first 24 calls make the bank and recover nothing from it."""
+    moments = [(at, mode) for at in range(1, 25) for mode in ("before", "half", "after")][::stride]
+    for at, mode in moments:
+        run.journal = Journal()
+        run.live(name=f"{at}-{mode}", at=at, mode=mode)
+        run.live(name=f"{at}-{mode}", steps=2)
+        run.live(name=f"{at}-{mode}", steps=1)
+    assert run.kills == len(moments)
+    if stride == 1:
+        assert {("open", call) for call in ("open", "mkdir", "write", "fsync", "replace")} <= set(run.deaths)
+
+
 @pytest.mark.parametrize("stride", [23, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_call_of_the_system_that_fails(tmp_path: Path, stride: int) -> None:
     """The disk answers any one call with an error (a stand-in for a broken disk): the run ends or goes on, and the
