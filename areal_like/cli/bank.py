@@ -72,9 +72,9 @@ def _list(bank: BankReader, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**asdict(bank.manifest), "groups": rows}, indent=2))
         return 0
-    print(
-        f"{options.path}: {len(rows)} groups, {bank.manifest.generation}, checkpoint of step {bank.manifest.checkpoint}"
-    )
+    manifest = bank.manifest
+    print(f"{options.path}: {len(rows)} groups, {manifest.generation}, timeline {manifest.timeline[:8]}", end="")
+    print(f", checkpoint of step {manifest.checkpoint}")
     table = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows] if rows else []
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:

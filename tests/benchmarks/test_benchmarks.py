@@ -250,7 +250,7 @@ def test_a_few_groups_into_the_bank(tmp_path):
     done = call("bank.py", "--groups", "8", "--folder", str(tmp_path))
     assert done.stderr == "" and not list(tmp_path.iterdir())
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
-    demo = {row[0]: row for row in rows[2:7]}
+    demo = {row[0]: row for row in rows[2:8]}
     assert demo["four files, 4 fsyncs"][3] == "32" and demo["JSON lines"][3] == "8"
     # making a bank: 3 of folders, 2 of the manifest; then 2 a group
     assert int(demo["bank, one by one"][3]) - 16 in range(3, 7)
