@@ -68,7 +68,7 @@ def folder(tmp_path_factory) -> Path:
     (folder / "examples").symlink_to(ROOT / "examples")
     demo = folder / "experiments" / "gsm8k-grpo" / "cpu"
     demo.mkdir(parents=True)
-    with RolloutBank.open(demo / "bank") as bank:
+    with RolloutBank.open(demo / "rollout_bank") as bank:
         bank.append(RolloutGroup("gsm8k", 17, Row("2 + 2?", "4"), [Rollout([], 1.0)])).result(30)
     (demo / "metrics.jsonl").write_text(
         "".join(f'{{"step": {i}, "time": {i}.0, "reward/mean": 0.{i}}}\n' for i in (1, 2, 3))
