@@ -38,7 +38,6 @@ __all__ = [
     "GroupedRolloutGenerator",
     "RolloutGenerator",
     "TokenizedRolloutGenerator",
-    "ensure_served",
 ]
 
 
@@ -87,7 +86,8 @@ class Agent(ABC):
 
     Attributes:
         name: unique in a run; groups carry it.
-        needs: what a model has to give so that the agent can work at all; see `ensure_served`.
+        needs: what a model has to give so that the agent can work at all; to be checked before start with
+            `inference.base.require`.
     """
 
     name: str = ""
@@ -99,8 +99,10 @@ class Agent(ABC):
         put together by hand. What it raises makes this attempt a failed one, and is reported."""
 
     def transcript(self, row: Row, rollout: TokenRollout | Rollout) -> list[Message]:
-        """The conversation of an attempt, as text. Override it where there are several turns with tokens: only the
-        environment knows what it said between them.
+        """The conversation of an attempt, as text.
+
+        Of an attempt with tokens it is `conversation(row)` and the one answer. Override it where `run` asks something
+        else, or more than once: only the environment knows what it said.
 
         Raises:
             ValueError: the attempt has several turns, and the environment does not say what stood between them.
@@ -209,20 +211,6 @@ class ContrastiveRolloutGenerator(ABC):
     @abstractmethod
     async def pairs(self, attempt: Attempt, count: int, *, first: int = 0) -> Sequence[ContrastivePair]:
         """Pairs from `count` problems: at most as many, for a problem may give none."""
-
-
-def ensure_served(agent: Agent, capabilities: frozenset[Capability]) -> None:
-    """Refuse a model that does not give what the agent needs.
-
-    Raises:
-        ValueError: naming the agent and what is missing.
-    """
-    if missing := agent.needs - capabilities:
-        given = ", ".join(sorted(capabilities)) or "nothing"
-        raise ValueError(
-            f"{agent.name or type(agent).__name__} needs {' and '.join(sorted(missing))}, but the model gives {given}: "
-            "choose a form of inference that does"
-        )
 
 
 def _of_one_kind(members: Sequence[TokenRollout | Rollout]) -> list[TokenRollout] | list[Rollout]:

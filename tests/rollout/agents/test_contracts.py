@@ -12,13 +12,14 @@ from doubles import scripted
 from areal_like.data.loader import RowLoader
 from areal_like.data.rewards import RewardError
 from areal_like.data.rows import Row
+from areal_like.engines.base import SamplingParams
 from areal_like.rollout.agents.attempts import Attempts
-from areal_like.rollout.agents.base import GroupedRolloutGenerator, TokenizedRolloutGenerator, ensure_served
+from areal_like.rollout.agents.base import GroupedRolloutGenerator, TokenizedRolloutGenerator
 from areal_like.rollout.agents.calculator import Calculator
 from areal_like.rollout.agents.contrastive import BestAgainstWorst
 from areal_like.rollout.agents.evaluation import EvaluationResponse, pass_at_k
 from areal_like.rollout.agents.rows import DatasetAgent
-from areal_like.rollout.inference.base import Capability
+from areal_like.rollout.inference.base import Capability, CapabilityError, InferenceInterface, require
 from areal_like.rollout.trajectories import Rollout, RolloutGroup, TokenRollout, Turn
 
 
@@ -91,14 +92,17 @@ def test_a_fatal_error_is_raised():
 
 
 def test_what_an_agent_needs_is_checked():
+    class TextAlone(InferenceInterface):
+        capabilities = frozenset({Capability.RAW})
+        answer = None  # never asked
+
     class Tokens(TokenizedRolloutGenerator):
-        name = "mine"
         problem = run = None
 
-    ensure_served(Number(), frozenset({Capability.RAW}))
-    with pytest.raises(ValueError, match="mine needs log-probabilities and tokens, but the model gives raw text"):
-        ensure_served(Tokens(), frozenset({Capability.RAW}))
-    ensure_served(Tokens(), frozenset(Capability))
+    model = TextAlone(SamplingParams(8))
+    require(model, Number().needs, "it")
+    with pytest.raises(CapabilityError, match="it needs tokens and log-probabilities"):
+        require(model, Tokens().needs, "it")
 
 
 # Evaluation

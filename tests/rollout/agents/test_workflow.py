@@ -10,7 +10,6 @@ import torch
 from doubles import ScriptedEpisode
 
 from areal_like.data.rows import Row
-from areal_like.rollout.agents.base import ensure_served
 from areal_like.rollout.agents.workflow import ModelRequest, WorkflowAgent, sampling_arguments
 from areal_like.rollout.inference.base import Capability
 from areal_like.rollout.trajectories import TokenRollout, Turn
@@ -195,6 +194,4 @@ def test_requests_that_cannot_be_honoured():
 
 
 def test_it_needs_tokens():
-    agent = WorkflowAgent(TwoTurns(), ROWS)
-    with pytest.raises(ValueError, match="needs log-probabilities and tokens"):
-        ensure_served(agent, frozenset({Capability.RAW}))
+    assert WorkflowAgent(TwoTurns(), ROWS).needs == {Capability.TOKENS, Capability.LOG_PROBS}
