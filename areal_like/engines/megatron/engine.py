@@ -192,6 +192,14 @@ class MegatronEngine:
         with self.random:
             return self.passes.logits(self._micro_batches(batch), batch=batch)
 
+    def next_logits(self, batch: PackedBatch) -> torch.Tensor:
+        """float32 `[sequences, vocabulary]` on every rank, of the token that would follow each sequence."""
+        self.offloader.require("next_logits", "parameters")
+        for module in self.modules:
+            module.eval()
+        with self.random:
+            return self.passes.next_logits(self._micro_batches(batch), batch=batch)
+
     @traced_stream
     def weights(self, *, on_device: bool = False) -> Iterator[WeightBucket]:
         self.offloader.require("weights", "parameters")

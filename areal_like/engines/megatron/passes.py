@@ -105,6 +105,16 @@ class ModelPasses:
         """float32 `[tokens, vocabulary]` on every rank: for comparing small models, not for training."""
         return self._collect(micro_batches, self._read_logits, batch, width=self.vocab_size, whole_model=True)
 
+    def next_logits(self, micro_batches: MicroBatches, *, batch: PackedBatch) -> Tensor:
+        """float32 `[sequences, vocabulary]` on every rank: of the token that would follow each sequence."""
+        results = self._run(micro_batches, self._read_next, forward_only=True, whole_model=True)
+        values = torch.zeros(len(batch), self.vocab_size, device=micro_batches.device)
+        if self.groups.is_last_stage:
+            for micro_batch, value in zip(micro_batches, results, strict=True):
+                values[micro_batch.indices] = value
+        self._from_last_stage(values)
+        return values.cpu()
+
     def _collect(
         self, micro_batches: MicroBatches, read: Any, batch: PackedBatch, *, width: int, whole_model: bool = False
     ) -> Tensor:
@@ -119,10 +129,14 @@ class ModelPasses:
                     length, start = lengths[index], starts[index]
                     values[start : start + length] = value[offset : offset + length]
                     offset += length
+        self._from_last_stage(values)
+        return values.cpu()
+
+    def _from_last_stage(self, values: Tensor) -> None:
+        """Broadcast what the last stage has."""
         if self.groups.mesh.size("pp") > 1:
             group = self.groups.collection.pp
             dist.broadcast(values, src=dist.get_global_rank(group, group.size() - 1), group=group)
-        return values.cpu()
 
     def _run(
         self, micro_batches: MicroBatches, collect: Any, *, forward_only: bool, whole_model: bool = False
@@ -214,6 +228,10 @@ class ModelPasses:
             torch.cat(gather_shards(logits, self.groups.collection.tp), dim=-1).squeeze(0)[:, : self.vocab_size].float()
         )
         return gather_tokens(local, self.groups.collection.cp)[micro_batch.places]
+
+    def _read_next(self, micro_batch: MicroBatch, logits: Tensor, non_loss_data: bool = True) -> Tensor:
+        ends = micro_batch.batch.cu_seqlens[1:].to(logits.device) - 1
+        return self._read_logits(micro_batch, logits)[ends]
 
     def _global_weight(self, batch: PackedBatch, loss: Loss, device: torch.device) -> float:
         weight = torch.zeros((), dtype=torch.float64, device=device)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import itertools
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 from areal_like.engines.base import Completion, GenerationRequest, SamplingParams
 from areal_like.rollout.inference.base import Capability, Generation, InferenceError, InferenceInterface, Prompt
@@ -14,38 +14,34 @@ from areal_like.rollout.inference.prompts import check_sampling, encode
 from areal_like.rollout.replicas import Replicas
 from areal_like.runtime.local import WorkerGroup
 
-__all__ = ["EngineInference"]
+__all__ = ["EngineInference", "QueuedInference"]
 
 
-class EngineInference(InferenceInterface):
-    """Every call is a request in the queue of `replicas`, whose owner pauses it, changes weights and closes it.
+class Queue(Protocol):
+    """Where requests wait, and whoever answers them."""
+
+    def submit(self, requests: list[GenerationRequest]) -> None: ...
+
+    def cancel(self, request_id: int) -> bool: ...
+
+
+class QueuedInference(InferenceInterface):
+    """A form whose calls become requests in a queue, which `_finished` and `_failed` hear from.
 
     Any number of calls may wait at once, in any event loops. Calls of one turn of an event loop are queued together, so
-    that those with the same prompt share a prefill. A call that is cancelled leaves the queue; once a replica works on
-    it, it is drawn to its end and dropped.
+    that those with the same prompt share a prefill. A call that is cancelled leaves the queue; once it is being drawn,
+    it is drawn to its end and dropped.
 
     Args:
-        group: the rollout workers.
         tokenizer: of the model; a copy is kept, because tokenizers are not safe to share between threads.
         sampling: what a call leaves open. `seed` None: the engine's.
-        max_requests: of one replica at once.
         vocabulary, context: of the model, in tokens. What does not fit is refused here, for that call alone.
-        options: passed on to `Replicas`.
     """
 
     capabilities = frozenset(Capability)
+    _queue: Queue
 
-    def __init__(
-        self,
-        group: WorkerGroup,
-        tokenizer: Any,
-        sampling: SamplingParams,
-        *,
-        max_requests: int,
-        vocabulary: int,
-        context: int,
-        **options: Any,
-    ) -> None:
+    def __init__(self, tokenizer: Any, sampling: SamplingParams, *, vocabulary: int, context: int) -> None:
         super().__init__(sampling)
         self._tokenizer = copy.deepcopy(tokenizer)
         self._vocabulary, self._context = vocabulary, context
@@ -54,9 +50,6 @@ class EngineInference(InferenceInterface):
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Completion]]] = {}
         self._outbox: dict[asyncio.AbstractEventLoop, list[GenerationRequest]] = {}
         self._error: BaseException | None = None
-        self.replicas = Replicas(
-            group, max_requests=max_requests, on_finished=self._finished, on_error=self._failed, **options
-        )
 
     async def answer(self, prompt: Prompt, sampling: SamplingParams) -> Generation:
         """See `InferenceInterface.agenerate`.
@@ -92,13 +85,13 @@ class EngineInference(InferenceInterface):
         except asyncio.CancelledError:
             with self._lock:
                 self._waiting.pop(request.request_id, None)
-            self.replicas.cancel(request.request_id)
+            self._queue.cancel(request.request_id)
             raise
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             requests = [r for r in self._outbox.pop(loop) if r.request_id in self._waiting]
-        self.replicas.submit(requests)
+        self._queue.submit(requests)
 
     def _check_tokens(self, ids: list[int]) -> None:
         if len(ids) >= self._context:
@@ -106,7 +99,7 @@ class EngineInference(InferenceInterface):
         if wrong := next((i for i in ids if not 0 <= i < self._vocabulary), None):
             raise ValueError(f"token id {wrong} is not in the model's vocabulary of {self._vocabulary}")
 
-    # From the threads of `replicas`
+    # From the threads of the queue
 
     def _finished(self, completion: Completion) -> None:
         with self._lock:
@@ -120,6 +113,34 @@ class EngineInference(InferenceInterface):
             waiting, self._waiting = self._waiting, {}
         for loop, future in waiting.values():
             _tell(loop, future, _stopped(error))
+
+
+class EngineInference(QueuedInference):
+    """The queue is `replicas`, whose owner pauses it, changes weights and closes it.
+
+    Args:
+        group: the rollout workers.
+        tokenizer, sampling, vocabulary, context: see `QueuedInference`.
+        max_requests: of one replica at once.
+        options: passed on to `Replicas`.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        tokenizer: Any,
+        sampling: SamplingParams,
+        *,
+        max_requests: int,
+        vocabulary: int,
+        context: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(tokenizer, sampling, vocabulary=vocabulary, context=context)
+        self.replicas = Replicas(
+            group, max_requests=max_requests, on_finished=self._finished, on_error=self._failed, **options
+        )
+        self._queue = self.replicas
 
 
 def _stopped(error: BaseException) -> InferenceError:
