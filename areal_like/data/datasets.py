@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config import TrainDatasetConfig
+from areal_like.data.answers import last_boxed
 from areal_like.data.files import SUFFIXES, Record, read_local
 from areal_like.data.hub import read_hub
 from areal_like.data.reasoning import PREFIX, generated_rows
@@ -20,8 +21,9 @@ def load_rows(section: TrainDatasetConfig, *, seed: int, asker: Asker | None = N
     """The rows of a dataset section: generated (`reasoning_gym/TASK`), of local files, or of the Hub.
 
     Files and Hub datasets have a prompt in the column `question`, `prompt`, `problem` or `messages` (text or a
-    conversation), and the final answer in `answer`, or in `ground_truth` of the column `reward_model`; of an answer as
-    GSM8K writes it ("... #### 18") the final part counts, and the whole text is kept as `metadata["solution"]`.
+    conversation), and the final answer in `answer`, in `ground_truth` of the column `reward_model`, or in `solution`.
+    Of an answer as GSM8K writes it ("... #### 18") the final part counts, of a solution what stands in its last
+    `\\boxed`; the whole text is then kept as `metadata["solution"]`.
 
     Raises:
         DataError: with what is wrong, the key, and what to do.
@@ -62,14 +64,9 @@ def _row(file: Path, number: int, record: Mapping[str, Any], index: int, dataset
     prompt = _conversation(record[column]) or ("" if column == "messages" else _text(record[column]))
     if not prompt:
         raise _missing(file, number, (column,), record, asker)
-    answers = next((name for name in ANSWER_COLUMNS if name in record), "")
-    judged = record.get("reward_model")
-    if not answers and isinstance(judged, dict):
-        solution = _text(judged.get("ground_truth"))
-    else:
-        solution = _text(record.get(answers))
+    solution = _solution(record)
     if not solution:
-        raise _missing(file, number, ANSWER_COLUMNS[:1], record, asker)
+        raise _missing(file, number, ("answer",), record, asker)
     answer = final_part(solution)
     if not answer:
         raise asker.error(
@@ -77,16 +74,26 @@ def _row(file: Path, number: int, record: Mapping[str, Any], index: int, dataset
             f"{file}, row {number}: the answer ends with '####' and nothing after it",
             "write the final answer there",
         )
-    metadata = {k: v for k, v in record.items() if k not in (column, answers)}
+    metadata = {k: v for k, v in record.items() if k not in (column, *ANSWER_COLUMNS)}
     if answer != solution:
         metadata["solution"] = solution
     return Row(prompt, answer, metadata, index, dataset)
 
 
+def _solution(record: Mapping[str, Any]) -> str:
+    """What a row says about the right answer; empty when it says nothing."""
+    for name in ANSWER_COLUMNS:
+        if name in record:
+            return _text(record[name])
+    judged = record.get("reward_model")
+    return _text(judged.get("ground_truth") if isinstance(judged, dict) else record.get("solution"))
+
+
 def final_part(answer: str) -> str:
-    """The final answer of a GSM8K solution: what stands after the last `####`, without thousands separators."""
+    """The final answer of a GSM8K solution: what stands after the last `####`, without thousands separators; of
+    others what stands in the last `\\boxed`, if there is one."""
     if "####" not in answer:
-        return answer
+        return last_boxed(answer) or answer
     final = answer.rsplit("####", 1)[1].strip()
     plain = final.replace(",", "")
     return plain if plain.lstrip("-").replace(".", "", 1).isdigit() else final

@@ -205,10 +205,14 @@ def test_columns_of_published_datasets(tmp_path):
     """DAPO-Math-17k has a conversation and a nested answer; AIME_2024 writes its columns with a capital."""
     dapo = {"prompt": [{"role": "user", "content": "1 + 1?"}], "reward_model": {"ground_truth": "2"}, "ability": "MATH"}
     aime = {"ID": "2024-I-1", "Problem": "2 + 2?", "Solution": "It is 4.", "Answer": 4}
-    for name, record in (("dapo", dapo), ("aime", aime)):
+    clean = {"prompt": "3 + 3?", "solution": "6", "data_source": "math_dapo"}  # DAPO-Math-17k-Processed
+    math = {"problem": "4 + 4?", "solution": r"So \boxed{\frac{16}{2}}.", "level": 1}
+    for name, record in (("dapo", dapo), ("aime", aime), ("clean", clean), ("math", math)):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(record))
     trained, measured = DAPO(str(tmp_path / "dapo.jsonl")), AIME(str(tmp_path / "aime.jsonl"))
     assert trained.problem(5).answer == "2" and measured.problem(0).answer == "4" and measured.distinct == 1
+    assert DAPO(str(tmp_path / "clean.jsonl")).problem(0).answer == "6"
+    assert DAPO(str(tmp_path / "math.jsonl")).problem(0).answer == r"\frac{16}{2}"
     assert trained.problem(0).prompt[0]["content"].startswith("1 + 1?\nPlease")
     assert measured.problem(0).prompt[0]["content"].startswith("2 + 2?\nPlease")
 
