@@ -193,6 +193,9 @@ def test_what_gives_no_pair_is_counted():
     assert maker.pair(group_of(None)) is None
     assert maker.pair(group_of(1, 0, texts=["same", "same"])) is None
     assert maker.skipped == {"tie": 2, "fewer than two attempts that did not fail": 2, "same words": 1}
+    exact = BestAgainstWorst(Number(), size=4)
+    assert exact.pair(group_of(1, 1)) is None and exact.skipped == {"tie": 1}
+    assert exact.pair(group_of(1, 1.0000001)).rewards == (1.0000001, 1)
     with pytest.raises(ValueError, match="at least 2"):
         BestAgainstWorst(Number(), size=1)
 
