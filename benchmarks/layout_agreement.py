@@ -31,8 +31,9 @@ from areal_like.data.rewards import default_reward, get_reward
 from areal_like.data.rows import Asker
 from areal_like.engines.base import GenerationRequest
 from areal_like.engines.huggingface.engine import HuggingFaceEngine
+from areal_like.rollout.episode import sample_seed
 from areal_like.trainers.roles import Actor
-from areal_like.trainers.sampling import sample_seed, sampling_params
+from areal_like.trainers.sampling import sampling_params
 from areal_like.trainers.startup import prepare
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -112,7 +113,7 @@ def first_step(file: str, layout: str, device: str, dtype: str, batch: PackedBat
     config = load_config(file, overrides)
     rows = load_rows(config.train_dataset, seed=config.seed, asker=Asker("train_dataset", config.location))
     start = time.monotonic()
-    job = prepare(config, rows, None)
+    job = prepare(config, rows, get_reward(default_reward(config.train_dataset.path)), None)
     seat, section = job.placement.actor, job.config.actor
     settings = advantage_settings(section, n_samples=config.gconfig.n_samples)
     log_dir = Path(tempfile.mkdtemp(prefix="areal-like-agreement-"))

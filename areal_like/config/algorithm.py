@@ -95,6 +95,12 @@ class ActorConfig(TrainEngineConfig):
     entropy_coeff: float = key(0.0, "Weight of the entropy that is added to the objective.", ge=0.0)
 
     ppo_n_minibatches: int = key(4, "Optimizer steps that one batch of rollouts is divided into.", unit="steps", ge=1)
+    update_iterations: int = key(
+        1,
+        "Times that a batch of rollouts is trained on, each divided into ppo_n_minibatches; Megatron-RL's"
+        " grpo_iterations.",
+        ge=1,
+    )
     recompute_logprob: bool = key(
         False, "Take old log-probabilities from the actor before the update instead of from the rollout engine."
     )

@@ -23,6 +23,7 @@ def check(config: RLConfig, locate: Locate, findings: Findings) -> None:
     _sampling(config, error, warn)
     _reference(config, error, warn)
     _evaluation(config, warn)
+    _problems(config, error, warn)
 
 
 Say = Callable[[str, str, str], None]
@@ -76,7 +77,21 @@ def _reference(config: RLConfig, error: Say, warn: Say) -> None:
 def _evaluation(config: RLConfig, warn: Say) -> None:
     timer = config.evaluator
     due = timer.freq_epochs or timer.freq_steps or timer.freq_secs
-    if due and config.valid_dataset is None:
+    if due and config.valid_dataset is None and config.rollout.environments is None:
         warn("evaluator", "nothing is evaluated: there is no valid_dataset", "add valid_dataset, or drop evaluator")
     if config.valid_dataset is not None and not due:
         warn("valid_dataset", "it is never evaluated: evaluator has no frequency", "set evaluator.freq_epochs: 1")
+
+
+def _problems(config: RLConfig, error: Say, warn: Say) -> None:
+    """Where the problems come from: rows, or environments."""
+    given = config.rollout.environments is not None
+    if not given and not config.train_dataset.path:
+        help = "give train_dataset.path (openai/gsm8k, reasoning_gym/chain_sum, a folder), or rollout.environments"
+        error("train_dataset", "nothing says what to train on", help)
+    if given and config.train_dataset.path:
+        message = "rollout.environments poses the problems: train_dataset.path is not read"
+        warn("train_dataset.path", message, "leave train_dataset.path out; train_dataset.batch_size is read")
+    if given and config.total_train_steps is None:
+        message = "the problems of environments have no end, so no number of epochs ends the run"
+        error("total_train_steps", message, "give total_train_steps")

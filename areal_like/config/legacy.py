@@ -198,15 +198,8 @@ LEGACY: tuple[Legacy, ...] = (
     Legacy("loss_fn.ratio_clip_max", "NeMo-RL's clipping", "write actor.eps_clip_higher: {value}"),
     Legacy("max_trajectory_age_steps", "NeMo-RL's bound of staleness", "write rollout.max_head_offpolicyness: {value}"),
     # Megatron-RL (peers.md 1A)
-    Legacy("rl_generation_lag", "a flag of Megatron-RL", "write rollout.max_head_offpolicyness: {value}"),
-    Legacy("rl_partial_rollouts", "a flag of Megatron-RL", "rollout.max_head_offpolicyness above 0 says it"),
-    Legacy(
-        "rl_max_inflight_requests",
-        "a flag of Megatron-RL",
-        "rollout.max_concurrent_rollouts counts groups: {value} / gconfig.n_samples",
-    ),
+    Legacy("rl_partial_rollouts", "a flag of Megatron-RL", "rollout.generation_lag says it, and the granularities"),
     Legacy("grpo_clamp_eps_upper", "a flag of Megatron-RL", "write actor.eps_clip_higher: {value}"),
-    Legacy("grpo_iterations", "a flag of Megatron-RL", "remove it: each answer is trained on once"),
     Legacy("perform_rl_step", "a flag of Megatron-RL", "remove it"),
     Legacy("rl_inference_logprobs_is_correction", "a flag of Megatron-RL", "write actor.use_decoupled_loss: true"),
     Legacy(

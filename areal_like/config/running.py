@@ -48,6 +48,21 @@ class AgentConfig(Section):
     turn_discount: float = key(1.0, "Discount over turns.", no_effect="rollouts have one turn")
 
 
+class BankConfig(Section):
+    """The rollout bank: finished groups on disk, see docs/bank.md."""
+
+    path: str | None = key(None, "Folder of the bank; null puts it into the folder of the run.")
+    log_probs: Literal["float32", "float16"] = key("float32", "Width of stored log-probabilities.")
+    max_bytes: int = key(0, "Size from which a warning is given; 0 never.", unit="bytes", ge=0)
+    max_age: int | None = key(
+        None,
+        "Groups whose oldest token is more versions older than the run that goes on are not restored; null restores"
+        " them all.",
+        unit="versions",
+        ge=0,
+    )
+
+
 class RolloutConfig(Section):
     """The rollout engine, and how far it may run ahead of training."""
 
@@ -56,15 +71,50 @@ class RolloutConfig(Section):
     fileroot: str = fileroot()
     tokenizer_path: str = key("", "Tokenizer again; taken from the top of the file.", same_as="tokenizer_path")
     backend: str = key(REQUIRED, "Engine and layout, as in huggingface:d1.", role="inference")
+    environments: str | None = key(
+        None,
+        "File of the environments that pose the problems, see docs/rollout.md; null takes the rows of train_dataset"
+        " and their reward.",
+    )
+    submission_granularity: Literal["R", "G", "B"] = key(
+        "B", "Generation is submitted by the rollout (R), by the group (G) or by the batch (B)."
+    )
+    consumption_granularity: Literal["R", "G", "B"] = key(
+        "B",
+        "An update takes the groups that are finished first (G), or the batches in the order of the data (B); R is"
+        " refused.",
+    )
+    generation_lag: float | Literal["auto"] | None = key(
+        None,
+        "Batches under way beyond the one that the trainer waits for, -1 and up; `auto` fills the engine:"
+        " floor(replicas * max_requests_per_replica / n_samples) / batch - 1; null follows max_inflight_requests, else"
+        " max_head_offpolicyness, else 0.",
+        unit="batches",
+    )
+    max_inflight_requests: int | None = key(
+        None,
+        "Rollouts under way at once, another way to say generation_lag: N / (batch * n_samples) - 1.",
+        unit="rollouts",
+        ge=1,
+    )
+    max_head_offpolicyness: int | None = key(
+        None,
+        "Versions that generation may run ahead of the update that trains on it: a group of batch b is started only"
+        " when version b - max_head_offpolicyness is installed; null sets no such bound.",
+        unit="versions",
+        ge=0,
+    )
     max_concurrent_rollouts: int | None = key(
         None,
-        "Groups in generation at once; consumer_batch_size when null.",
+        "Groups that the engine serves at once; when this and max_requests_per_replica are null, those of one batch.",
         unit="groups",
         ge=1,
-        inherits="rollout.consumer_batch_size",
     )
-    max_head_offpolicyness: int = key(
-        0, "Versions that generation may run ahead of the update that trains on it.", unit="versions", ge=0
+    max_requests_per_replica: int | None = key(
+        None,
+        "Requests that one replica serves at once, another way to say max_concurrent_rollouts.",
+        unit="requests",
+        ge=1,
     )
     consumer_batch_size: int | None = key(
         None,
@@ -74,8 +124,25 @@ class RolloutConfig(Section):
         inherits="train_dataset.batch_size",
     )
     queue_size: int | None = key(
-        None, "Finished groups that may wait; null leaves the bound to max_head_offpolicyness.", unit="groups", ge=1
+        None,
+        "Finished groups that may wait before no further one is started; null: as many as the lag has under way, and no"
+        " bound at B/B, which needs none.",
+        unit="groups",
+        ge=1,
     )
+    requests_at_update: Literal["interrupt", "finish"] = key(
+        "interrupt",
+        "What becomes of requests in flight when new weights come: they are interrupted and go on under the new"
+        " version, or the weights wait until they have ended.",
+    )
+    filter_groups_with_same_reward: bool = key(
+        False, "Replace groups whose answers all have the same reward: they teach nothing (DAPO's dynamic sampling)."
+    )
+    reward_timeout: float = key(60.0, "Longest computation of one reward.", unit="seconds", gt=0.0)
+    reward_retries: int = key(
+        1, "Further tries of a reward that raised, hung or died; then its answer counts as failed.", ge=0
+    )
+    bank: BankConfig | None = key(None, "Keeps finished groups on disk, so that a kill does not lose them.")
     dump_to_file: bool = key(False, "Write every prompt, answer and reward to a JSONL file of the run.")
     setup_timeout: float = key(300.0, "Longest start of the rollout workers.", unit="seconds", gt=0.0)
     request_timeout: float = key(
@@ -103,7 +170,12 @@ class RolloutConfig(Section):
 class TrainDatasetConfig(Section):
     """A set of prompts with the answers that rewards are computed from."""
 
-    path: str = key(REQUIRED, "Name on the Hub, local folder, or reasoning_gym/TASK for generated tasks.", min_length=1)
+    path: str | None = key(
+        None,
+        "Name on the Hub, local folder, or reasoning_gym/TASK for generated tasks; needed unless rollout.environments"
+        " poses the problems.",
+        min_length=1,
+    )
     name: str | None = key(None, "Configuration of a dataset that has several (`main` for openai/gsm8k).")
     split: str = key("train", "Split of the dataset.")
     type: Literal["rl", "sft", "rw", "dpo"] = key(
@@ -130,6 +202,7 @@ class TrainDatasetConfig(Section):
 class ValidDatasetConfig(TrainDatasetConfig):
     """The prompts of an evaluation."""
 
+    path: str = key(REQUIRED, "Name on the Hub, local folder, or reasoning_gym/TASK for generated tasks.", min_length=1)
     split: str = key("test", "Split of the dataset.")
     shuffle: bool = key(False, "Visit the rows in a new order each time.")
     drop_last: bool = key(False, "Leave out the last batch when it is not full.")
@@ -160,6 +233,13 @@ class SaverConfig(TimerConfig):
 class EvaluatorConfig(TimerConfig):
     """When the policy is measured on `valid_dataset`."""
 
+    prompts_per_environment: int = key(
+        32,
+        "Problems of each environment that is measured, the first ones, or all when it has fewer; valid_dataset is"
+        " always measured whole.",
+        unit="problems",
+        ge=1,
+    )
     eval_before_train: bool = key(
         False,
         "Measure once before the first step.",

@@ -29,31 +29,30 @@ def load_rows(section: TrainDatasetConfig, *, seed: int, asker: Asker | None = N
         DataError: with what is wrong, the key, and what to do.
     """
     asker = asker or Asker()
-    if section.path.startswith(PREFIX):
-        return generated_rows(section.path, section.kwargs or {}, section.split, seed, asker)
+    path = section.path
+    if path is None:
+        raise asker.error("AL561", "there is no path", "give the name of a dataset, a folder or reasoning_gym/TASK")
+    if path.startswith(PREFIX):
+        return generated_rows(path, section.kwargs or {}, section.split, seed, asker)
     if section.kwargs:
         raise asker.error(
             "AL564",
-            f"kwargs are parameters of generated tasks, and {section.path} is none",
+            f"kwargs are parameters of generated tasks, and {path} is none",
             f"remove kwargs (in an override: kwargs=null), or set path to {PREFIX}TASK",
             key="kwargs",
         )
-    local = Path(section.path).expanduser()
+    local = Path(path).expanduser()
     if local.exists():
         records: Iterable[Record] = read_local(local, section.split, asker)
-    elif local.suffix in SUFFIXES or section.path.startswith(("/", "./", "../", "~")):
+    elif local.suffix in SUFFIXES or path.startswith(("/", "./", "../", "~")):
         raise asker.error(
             "AL561", f"there is no file or folder {local}", "check the path; it is relative to where you start"
         )
     else:
-        records = read_hub(section.path, section.name, section.split, asker)
-    rows = [
-        _row(file, number, record, index, section.path, asker) for index, (file, number, record) in enumerate(records)
-    ]
+        records = read_hub(path, section.name, section.split, asker)
+    rows = [_row(file, number, record, index, path, asker) for index, (file, number, record) in enumerate(records)]
     if not rows:
-        raise asker.error(
-            "AL565", f"{section.path} has no rows in the split {section.split!r}", "choose another split or file"
-        )
+        raise asker.error("AL565", f"{path} has no rows in the split {section.split!r}", "choose another split or file")
     return rows
 
 

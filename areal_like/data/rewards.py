@@ -116,9 +116,9 @@ def get_reward(name: str, *, asker: Asker | None = None) -> Reward:
     )
 
 
-def default_reward(dataset: str) -> str:
+def default_reward(dataset: str | None) -> str:
     """The name of the reward that a dataset's path asks for: the task's own scorer, else comparing the final answer."""
-    return "reasoning_gym" if dataset.startswith(PREFIX) else "math"
+    return "reasoning_gym" if dataset is not None and dataset.startswith(PREFIX) else "math"
 
 
 def score(reward: Reward, prompt: str, completion: str, row: Row) -> float:

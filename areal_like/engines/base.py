@@ -8,11 +8,11 @@ over such an engine, never a subclass of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -237,6 +237,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int | None = None
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> SamplingParams:
+        """These, with some fields replaced. TypeError names what is no field."""
+        known = [f.name for f in fields(self)]
+        if unknown := sorted(arguments.keys() - set(known)):
+            raise TypeError(f"no sampling argument {', '.join(unknown)}; there are {', '.join(known)}")
+        return replace(self, **arguments)
 
 
 @dataclass

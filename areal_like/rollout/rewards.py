@@ -1,17 +1,19 @@
-"""Calling the reward function, in processes of its own.
+"""Calling reward functions, in processes of their own.
 
 A reward function is the user's code: it may hang, leak, or use signals, so it runs outside the driver and with a time
-limit. What it raises stops the run: a reward that fails is not a reward of 0.
+limit. A process that has not answered in time is ended, and another takes its place. What still fails after some
+retries is an error, never a reward of 0.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib.util
 import queue
 import sys
 import traceback
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,13 @@ from typing import Any
 from areal_like.data.prompts import prompt_text
 from areal_like.data.rewards import Reward, RewardError, score
 from areal_like.data.rows import Row
-from areal_like.rollout.groups import Answer, RolloutGroup
 from areal_like.runtime.local import WorkerError, WorkerGroup
+
+__all__ = ["RewardPool"]
 
 
 @dataclass(frozen=True)
 class _Failure:
-    answer: str
     message: str
     remote_traceback: str
 
@@ -37,6 +39,7 @@ class _ScriptFunction:
     file: str
     name: str
 
+    @functools.cache  # noqa: B019  a reward process holds one or two of them, for its whole life
     def load(self) -> Reward:
         spec = importlib.util.spec_from_file_location("areal_like_script", self.file)
         if spec is None or spec.loader is None:
@@ -70,86 +73,101 @@ def _portable(function: Reward) -> Any:
 
 
 class RewardHost:
-    """In a reward process: holds the function."""
+    """In a reward process: calls functions."""
 
-    def __init__(self, function: Any) -> None:
-        self._function: Reward = function.load() if isinstance(function, _ScriptFunction) else function
+    def score(self, function: Any, row: Row, text: str) -> float | _Failure:
+        try:
+            reward = function.load() if isinstance(function, _ScriptFunction) else function
+            return score(reward, prompt_text(row), text, row)
+        except RewardError as error:
+            cause = error.__cause__
+            return _Failure(str(error), "".join(traceback.format_exception(cause)) if cause is not None else "")
 
-    def score(self, row: Row, texts: list[str]) -> list[float] | _Failure:
-        prompt = prompt_text(row)
-        rewards = []
-        for text in texts:
-            try:
-                rewards.append(score(self._function, prompt, text, row))
-            except RewardError as error:
-                cause = error.__cause__
-                lines = traceback.format_exception(cause) if cause is not None else []
-                return _Failure(text, str(error), "".join(lines))
-        return rewards
+
+class _Process:
+    """One reward process, started when it is first needed and again after it was lost."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._group: WorkerGroup | None = None
+
+    def score(self, function: Any, name: str, row: Row, text: str) -> float:
+        """RewardError: it raised, hung, or killed the process."""
+        if self._group is None:
+            self._group = WorkerGroup.start("reward", "areal_like.rollout.rewards:RewardHost", {}, 1)
+        try:
+            outcome = self._group.submit_one(0, "score", function, row, text).result(self._timeout)[0]
+        except TimeoutError:
+            self.close()
+            raise RewardError(
+                f"the reward {name} has not finished an answer to {_place(row)} after {self._timeout:g} s"
+            ) from None
+        except WorkerError as error:
+            self.close()
+            raise RewardError(f"the reward {name}, at {_place(row)}: {error}") from error
+        if isinstance(outcome, _Failure):
+            raise RewardError(f"{outcome.message}\n  for the answer {text!r}\n{outcome.remote_traceback}".rstrip())
+        return float(outcome)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close(grace=0)
+            self._group = None
 
 
 class RewardPool:
-    """Reward processes, each handling one group at a time.
+    """Reward processes, each handling one answer at a time.
 
     Args:
-        function: `reward(prompt, completion, row)`.
         workers: number of processes.
         timeout: seconds for one answer.
+        retries: further tries after one that raised, hung or died.
     """
 
-    def __init__(self, function: Reward, *, workers: int = 1, timeout: float = 60.0) -> None:
-        self._name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
-        self._timeout = timeout
-        self._group = WorkerGroup.start(
-            "reward", "areal_like.rollout.rewards:RewardHost", {"function": _portable(function)}, workers
-        )
-        self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for rank in range(workers):
-            self._idle.put(rank)
+    def __init__(self, *, workers: int = 1, timeout: float = 60.0, retries: int = 1) -> None:
+        self._retries = retries
+        self._processes = [_Process(timeout) for _ in range(workers)]
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
 
-    def submit(self, group: RolloutGroup, done: Callable[[RolloutGroup, BaseException | None], None]) -> None:
-        """Fill in the rewards of a complete group, then call `done(group, error)` from another thread."""
-
-        def work() -> None:
-            error: BaseException | None = None
-            try:
-                self.score(group.prompt.row, group.finished())
-            except BaseException as caught:
-                error = caught
-            done(group, error)
-
-        self._threads.submit(work)
-
-    def score(self, row: Row, answers: list[Answer]) -> None:
-        """Fill in the rewards of the answers to one row.
+    @staticmethod
+    def check(function: Reward) -> None:
+        """See before a run that reward processes will find the function.
 
         Raises:
-            RewardError: naming the function, the row and the answer.
+            RewardError: they cannot.
         """
-        rank = self._idle.get()
-        try:
-            pending = self._group.submit_one(rank, "score", row, [answer.text for answer in answers])
-            outcome = pending.result(self._timeout * len(answers))[0]
-        except TimeoutError:
-            raise RewardError(
-                f"the reward {self._name} has not finished {len(answers)} answers to {_place(row)} "
-                f"after {self._timeout * len(answers):g} s"
-            ) from None
-        except WorkerError as error:
-            raise RewardError(f"the reward {self._name}, at {_place(row)}: {error}") from error
-        finally:
-            self._idle.put(rank)
-        if isinstance(outcome, _Failure):
-            raise RewardError(
-                f"{outcome.message}\n  for the answer {outcome.answer!r}\n{outcome.remote_traceback}".rstrip()
-            )
-        for answer, reward in zip(answers, outcome, strict=True):
-            answer.reward = reward
+        _portable(function)
+
+    def submit(self, function: Reward, row: Row, text: str) -> Future[float]:
+        """The reward of one answer, a finite number; or RewardError, naming the function, the row and the answer."""
+        portable = _portable(function)
+        name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+        return self._threads.submit(self._score, portable, name, row, text)
+
+    async def score_one(self, function: Reward, row: Row, text: str) -> float:
+        """`submit`, for coroutines."""
+        return await asyncio.wrap_future(self.submit(function, row, text))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._group.close(grace=0)
+        for process in self._processes:
+            process.close()
+
+    def _score(self, function: Any, name: str, row: Row, text: str) -> float:
+        process = self._idle.get()
+        try:
+            for left in reversed(range(self._retries + 1)):
+                try:
+                    return process.score(function, name, row, text)
+                except RewardError:
+                    if not left:
+                        raise
+        finally:
+            self._idle.put(process)
+        raise AssertionError("unreachable")
 
 
 def _place(row: Row) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from areal_like.spec.checkpoint import CheckpointFault, Manifest, read_manifest, write_json
 
-__all__ = ["Found", "RunState", "latest_checkpoint", "prune", "read_checkpoint", "step_folder"]
+__all__ = ["Found", "RunState", "latest_checkpoint", "prune", "read_checkpoint", "step_folder", "whole_steps"]
 
 RUN = "run.json"
 FORMAT_VERSION = 1
@@ -34,6 +34,9 @@ class RunState:
         version: of the policy: updates whose weights are installed.
         prompts: prompts that are consumed; the next one has this number.
         data: `RowLoader.state()`: the place of the next batch.
+        environments: of each environment, `position`, the number of the first problem that is not settled (trained on,
+            or dropped for good), and `settled`, those beyond it that are. Empty in checkpoints of before there were
+            environments: then `prompts` is the position of the data set.
         roles: engines whose checkpoints belong to it, each in the folder of its name.
     """
 
@@ -41,6 +44,7 @@ class RunState:
     version: int
     prompts: int
     data: dict[str, int]
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     roles: tuple[str, ...] = ("actor",)
     format: int = FORMAT_VERSION
 
@@ -129,6 +133,11 @@ def prune(root: Path, keep: int) -> None:
             break
         removed = folder.rename(folder.with_name(f".{folder.name}.removed"))
         shutil.rmtree(removed)
+
+
+def whole_steps(root: Path) -> list[int]:
+    """Steps of the whole checkpoints below `root`, the oldest first."""
+    return [int(folder.name.rpartition("-")[2]) for folder in _folders(root) if (folder / RUN).exists()]
 
 
 def _folders(root: Path) -> list[Path]:

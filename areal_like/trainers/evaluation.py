@@ -1,75 +1,30 @@
-"""Measuring the policy on the validation rows."""
+"""Measuring the policy on environments, between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from areal_like.config import GenerationConfig, RLConfig
-from areal_like.data.loader import RowLoader
-from areal_like.data.prompts import encode_prompt
-from areal_like.data.rows import Row
-from areal_like.engines.base import Completion, GenerationRequest
-from areal_like.rollout.groups import Answer
-from areal_like.rollout.replicas import Replicas
-from areal_like.rollout.rewards import RewardPool
-from areal_like.trainers.sampling import sample_seed, sampling_params
+from areal_like.rollout.agents.evaluation import EvaluationResponse
+from areal_like.rollout.trajectories import TokenRollout
+from areal_like.trainers.generation import Generation
+from areal_like.trainers.startup import Job
 
 __all__ = ["evaluate"]
 
 
-def evaluate(
-    config: RLConfig,
-    rows: Sequence[Row],
-    tokenizer: Any,
-    replicas: Replicas,
-    rewards: RewardPool,
-    decode: Callable[[list[int]], str],
-) -> dict[str, float]:
-    """Answer every row with the installed weights, `eval_gconfig.n_samples` times, while the replicas are paused.
+def evaluate(job: Job, generation: Generation) -> dict[str, float]:
+    """Attempt the problems of every evaluation with the installed weights, while generation is paused.
 
-    Returns `reward_mean` over all answers, `best_mean` (mean over rows of the best answer), `answer_tokens`, `rows`.
+    Returns the figures of `EvaluationResponse.metrics` and `answer_tokens`, drawn in an attempt in the mean; under
+    `NAME/` where there are several evaluations.
     """
-    section = config.valid_dataset
-    if section is None:
-        raise ValueError("evaluation needs valid_dataset")
-    sampling = config.eval_gconfig or config.gconfig
-    loader = RowLoader(
-        rows, batch_size=section.batch_size, shuffle=section.shuffle, drop_last=section.drop_last, seed=config.seed
-    )
-    best: list[float] = []
-    answers: list[Answer] = []
-    for batch in loader.one_epoch():
-        completions = replicas.generate(_requests(batch, tokenizer, sampling, config.seed))
-        for i, row in enumerate(batch):
-            drawn = completions[i * sampling.n_samples : (i + 1) * sampling.n_samples]
-            group = [_answer(completion, decode) for completion in drawn]
-            rewards.score(row, group)
-            best.append(max(answer.rewarded for answer in group))
-            answers += group
-    return {
-        "reward_mean": sum(answer.rewarded for answer in answers) / len(answers),
-        "best_mean": sum(best) / len(best),
-        "answer_tokens": sum(len(answer.token_ids) for answer in answers) / len(answers),
-        "rows": float(len(best)),
-    }
+    found: dict[str, float] = {}
+    for agent, problems in job.evaluations:
+        response = generation.evaluate(agent, problems)
+        prefix = f"{agent.name}/" if len(job.evaluations) > 1 else ""
+        figures = {**response.metrics(), **_lengths(response)}
+        found |= {f"{prefix}{name}": value for name, value in figures.items()}
+    return found
 
 
-def _requests(rows: Sequence[Row], tokenizer: Any, sampling: GenerationConfig, seed: int) -> list[GenerationRequest]:
-    requests: list[GenerationRequest] = []
-    for row in rows:
-        ids = encode_prompt(row, tokenizer)
-        for sample in range(sampling.n_samples):
-            params = sampling_params(sampling, len(ids), sample_seed(seed, "evaluation", row.index, sample))
-            requests.append(GenerationRequest(list(ids), params, len(requests)))
-    return requests
-
-
-def _answer(completion: Completion, decode: Callable[[list[int]], str]) -> Answer:
-    return Answer(
-        completion.token_ids,
-        completion.log_probs,
-        completion.versions,
-        completion.finish_reason,
-        decode(completion.token_ids),
-    )
+def _lengths(response: EvaluationResponse) -> dict[str, float]:
+    drawn = [m.drawn for group in response.groups for m in group.members if isinstance(m, TokenRollout)]
+    return {"answer_tokens": sum(drawn) / len(drawn)} if drawn else {}

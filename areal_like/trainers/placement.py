@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from areal_like.alloc import Diagnostic, DiagnosticError, ModelAllocation
 from areal_like.config import RLConfig
+from areal_like.preflight.flow import overlaps
 
 __all__ = ["Placement", "Seat", "place"]
 
@@ -41,7 +42,7 @@ def place(config: RLConfig, *, cores: int | None = None, gpus: int | None = None
     """Share the machine out.
 
     GPUs: actor and rollout stand side by side where the machine has room for both, else they share the GPUs from 0 on.
-    The reference shares the actor's. CPU: while generation and training take turns (`max_head_offpolicyness: 0`) each
+    The reference shares the actor's. CPU: while generation and training take turns (B/B with lag 0) each
     has all cores, else half of them; a group divides its cores by its ranks. "*" fills the GPUs, or the cores.
 
     Args:
@@ -71,7 +72,7 @@ def place(config: RLConfig, *, cores: int | None = None, gpus: int | None = None
             if allocation is not None and allocation.world_size > gpus:
                 message = f"{allocation} needs {allocation.world_size} GPUs; torch sees {gpus}"
                 raise _error(config, "AL401", f"{key}.backend", message, "lower the layout")
-    share = cores if config.rollout.max_head_offpolicyness == 0 else max(1, cores // 2)
+    share = max(1, cores // 2) if overlaps(config, rollout.dp) else cores
     offset = actor.world_size if device == "cuda" and actor.world_size + rollout.world_size <= gpus else 0
     return Placement(
         device,

@@ -10,7 +10,9 @@ from types import TracebackType
 
 from areal_like.data.prompts import prompt_text
 from areal_like.observe import MetricsWriter, PhaseTimers, Progress, Sample, SampleWriter, keep_steps
-from areal_like.rollout.groups import RolloutGroup
+from areal_like.preflight.continuing import is_on
+from areal_like.rollout.trajectories import RolloutGroup, TokenRollout
+from areal_like.trainers.generation import BANK
 from areal_like.trainers.startup import Job
 
 __all__ = ["RunRecorder"]
@@ -33,7 +35,10 @@ class RunRecorder:
             for path in lines:
                 keep_steps(path, job.steps_done)
         else:
-            for path in (*lines, job.folder / "tensorboard", job.folder / "recover"):
+            left = [*lines, job.folder / "tensorboard", job.folder / "recover"]
+            if not is_on(job.config.recover):  # else the run goes on with what the bank has, checkpoint or not
+                left.append(job.folder / BANK)
+            for path in left:
                 _set_aside(path)
         self._timers = PhaseTimers()
         self._progress = Progress(job.total_steps, first_step=job.steps_done)
@@ -92,23 +97,24 @@ class RunRecorder:
         self._figures["tokens"] = float(count)
 
     def samples(self, step: int, groups: Sequence[RolloutGroup]) -> None:
-        """The answers of the step, as text."""
+        """The attempts of the step, as text: what the model said in each turn, a line between two."""
         if self._samples is None:
             return
         self._samples.write(
             step,
             [
                 Sample(
-                    prompt=prompt_text(group.prompt.row),
-                    completion=answer.text,
-                    reward=answer.rewarded,
-                    answer=group.prompt.row.answer,
-                    version=answer.versions[-1],
-                    group=group.prompt.index,
-                    finish_reason=answer.finish_reason,
+                    prompt=prompt_text(group.row),
+                    completion="\n".join(turn.text for turn in member.turns),
+                    reward=member.reward,
+                    answer=group.row.answer,
+                    version=member.versions[1] if member.versions else 0,
+                    group=group.index,
+                    finish_reason=member.turns[-1].finish_reason if member.turns else "",
                 )
                 for group in groups
-                for answer in group.finished()
+                for member in group.members
+                if isinstance(member, TokenRollout) and member.reward is not None
             ],
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.config import RecoverConfig, RLConfig
 from areal_like.preflight.continuing import is_on, root_of
 from areal_like.spec.checkpoint import Manifest
-from areal_like.spec.recovery import Found, RunState, latest_checkpoint, prune, step_folder
+from areal_like.spec.recovery import Found, RunState, latest_checkpoint, prune, step_folder, whole_steps
 from areal_like.trainers.roles import Actor
 from areal_like.trainers.timers import Timer
 
@@ -50,11 +51,21 @@ class Recovery:
         folder: of the run.
         steps_per_epoch: for `freq_epochs`.
         total_steps: a checkpoint is also due after the last one: a longer run goes on from it.
+        on_complete: told, when a checkpoint has become whole, the step of the oldest one that is kept: the run may go
+            on from there, should newer ones turn out to be torn.
     """
 
     def __init__(
-        self, config: RecoverConfig, actor: Actor, folder: Path, *, steps_per_epoch: int, total_steps: int
+        self,
+        config: RecoverConfig,
+        actor: Actor,
+        folder: Path,
+        *,
+        steps_per_epoch: int,
+        total_steps: int,
+        on_complete: Callable[[int], None] = lambda step: None,
     ) -> None:
+        self._on_complete = on_complete
         self._actor, self._root, self._keep = actor, root_of(folder), config.keep
         self._timer = Timer(config)
         self._active = is_on(config) and self._timer.active
@@ -88,3 +99,4 @@ class Recovery:
         self._pending = None
         state.write(step_folder(self._root, state.step))
         prune(self._root, self._keep)
+        self._on_complete(whole_steps(self._root)[0])

@@ -2,14 +2,13 @@
 
 One step (the order of AReaL's `PPOTrainer.train`):
 
-    rollouts -> reference log-probabilities -> log-probabilities before the update -> advantages -> update
+    a batch of rollouts -> reference log-probabilities -> log-probabilities before the update -> advantages -> update
     -> pause generation -> new weights and version -> save -> recovery checkpoint -> evaluate -> figures
     -> resume generation
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Sequence
 from types import TracebackType
 
@@ -20,16 +19,12 @@ from areal_like.config import RLConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.data.rewards import Reward
 from areal_like.data.rows import Row
-from areal_like.engines.base import SamplingParams
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.executor import RolloutExecutor
-from areal_like.rollout.groups import Prompt
 from areal_like.spec.recovery import RunState
 from areal_like.trainers.batches import log_prob_figures, rollout_figures, to_batch
 from areal_like.trainers.evaluation import evaluate
+from areal_like.trainers.generation import Generation
 from areal_like.trainers.recording import RunRecorder
 from areal_like.trainers.recovery import Recovery
-from areal_like.trainers.sampling import sample_seed, sampling_params
 from areal_like.trainers.startup import Engines, prepare, start_engines
 from areal_like.trainers.timers import Timer
 
@@ -43,9 +38,9 @@ class RLTrainer:
 
     Args:
         config: from `load_config`.
-        rows: prompts with what their reward is computed from.
+        rows: prompts with what their reward is computed from; None where `rollout.environments` poses the problems.
         reward: `reward(prompt, completion, row)`, a finite number; a function of a module's top level.
-        valid_rows: rows of the evaluation.
+        valid_rows: rows of the evaluation, besides the environments that are for evaluation.
         skip_checks: codes of the check whose errors do not stop the run.
 
     Raises:
@@ -55,20 +50,19 @@ class RLTrainer:
     def __init__(
         self,
         config: RLConfig,
-        rows: Sequence[Row],
-        reward: Reward,
+        rows: Sequence[Row] | None = None,
+        reward: Reward | None = None,
         valid_rows: Sequence[Row] | None = None,
         *,
         skip_checks: Collection[str] = (),
     ) -> None:
-        self.job = prepare(config, rows, valid_rows, skip_checks)
+        self.job = prepare(config, rows, reward, valid_rows, skip_checks)
         self.config = self.job.config
-        self.reward = reward
         resume = self.job.resume
         self.version = resume.state.version if resume else 0
         self._prompts = resume.state.prompts if resume else 0
         self._engines: Engines | None = None
-        self._executor: RolloutExecutor | None = None
+        self._generation: Generation | None = None
         actor = self.config.actor
         try:
             self._loss = policy_loss(actor)
@@ -77,7 +71,6 @@ class RLTrainer:
             raise DiagnosticError([Diagnostic("AL816", "error", str(error), key="actor")]) from error
         self._saver = Timer(self.config.saver)
         self._evaluator = Timer(self.config.evaluator)
-        self._tokenizer_lock = threading.Lock()
 
     def __enter__(self) -> RLTrainer:
         return self
@@ -87,8 +80,8 @@ class RLTrainer:
 
     def close(self, *, now: bool = False) -> None:
         """End all processes; `now` does not wait for what they are doing. Safe to call twice."""
-        if self._executor is not None:
-            self._executor.close()
+        if self._generation is not None:
+            self._generation.close()
         if self._engines is not None:
             self._engines.close(now=now)
 
@@ -96,73 +89,57 @@ class RLTrainer:
         """Run all steps.
 
         Raises:
-            RewardError, WorkerError, DiagnosticError: what stopped the run.
+            RewardError, WorkerError, EpisodesFailedError, DiagnosticError: what stopped the run.
         """
         with RunRecorder(self.job) as recorder:
             if self.job.steps_done >= self.job.total_steps:
                 recorder.note(f"nothing is left to do: step {self.job.steps_done} of {self.job.total_steps} is done")
                 return
             with recorder.phase("start"):
-                engines, executor = self._start()
-                recovery = self._recovery(engines)
+                engines, generation = self._start(recorder)
+                recovery = self._recovery(engines, generation)
+            recorder.note(str(generation.control))
             for step in range(self.job.steps_done + 1, self.job.total_steps + 1):
                 with recorder.step(step):
-                    self._step(step, engines, executor, recovery, recorder)
+                    self._step(step, engines, generation, recovery, recorder)
                 recovery.poll()  # the figures are on disk: the checkpoint may be complete
             recovery.finish()
 
-    def _recovery(self, engines: Engines) -> Recovery:
+    def _recovery(self, engines: Engines, generation: Generation) -> Recovery:
         return Recovery(
             self.config.recover,
             engines.actor,
             self.job.folder,
-            steps_per_epoch=self.job.loader.batches_per_epoch,
+            steps_per_epoch=self.job.steps_per_epoch,
             total_steps=self.job.total_steps,
+            on_complete=generation.checkpointed,
         )
 
-    def _start(self) -> tuple[Engines, RolloutExecutor]:
+    def _start(self, recorder: RunRecorder) -> tuple[Engines, Generation]:
         config = self.config
-        self._engines = engines = start_engines(self.job, self.reward)
-        admission = Admission(
-            batch=self.job.batch_size,
-            max_concurrent=config.rollout.max_concurrent_rollouts or self.job.batch_size,
-            max_head_offpolicyness=config.rollout.max_head_offpolicyness,
-            queue_size=config.rollout.queue_size,
-            # A batch is counted whole even where an epoch ended with a smaller one (`Admission.short_batch`).
-            version=self.version,
-            accepted=self.job.steps_done * self.job.batch_size,
-            consumed=self.job.steps_done * self.job.batch_size,
-        )
-        self._executor = executor = RolloutExecutor(
-            engines.rollout,
-            engines.rewards,
-            self.job.prompts(),
-            admission,
-            n_samples=config.gconfig.n_samples,
-            sampling=self._sampling,
-            decode=self._decode,
-        )
+        self._engines = engines = start_engines(self.job)
+        self._generation = generation = Generation(self.job, engines.rollout, engines.rewards, note=recorder.note)
         if self.job.resume is not None:
             engines.actor.load_checkpoint(self.job.resume.folder / "actor")
         if self.job.resume is not None or config.actor.init_from_scratch:
             # The rollout engine has loaded the weights of the folder.
-            executor.pause()
+            generation.pause()
             adapters_only = config.rollout.use_lora and not config.actor.init_from_scratch
-            executor.update_weights(engines.actor.weights(adapters_only=adapters_only), self.version)
+            generation.update_weights(engines.actor.weights(adapters_only=adapters_only), self.version)
             engines.actor.rest()
-            executor.resume()
-        executor.start()
-        return engines, executor
+            generation.resume()
+        generation.start()
+        return engines, generation
 
     def _step(
-        self, step: int, engines: Engines, executor: RolloutExecutor, recovery: Recovery, recorder: RunRecorder
+        self, step: int, engines: Engines, generation: Generation, recovery: Recovery, recorder: RunRecorder
     ) -> None:
         with recorder.phase("generation"):
-            groups = executor.next_batch()
-        if groups is None:
-            raise RuntimeError(f"the prompts ended before step {step}")
+            taken = generation.take(step)
+        groups = taken.groups
         self._prompts += len(groups)
         batch = to_batch(groups)
+        recorder.figures(taken.figures)
         recorder.figures(rollout_figures(groups, batch, self.version))
         recorder.samples(step, groups)
         recorder.tokens(batch.input_ids.numel())
@@ -171,17 +148,17 @@ class RLTrainer:
             batch.tokens["advantages"] = compute_advantages(batch, self._advantages)
             recorder.figures(engines.actor.update(batch, self._loss, self.config.actor), "actor/")
         with recorder.phase("weights"):
-            executor.pause()
+            generation.pause()
             self.version += 1
             buckets = engines.actor.weights(adapters_only=self.config.rollout.use_lora)
-            executor.update_weights(buckets, self.version)
+            generation.update_weights(buckets, self.version)
         self._save(step, engines, recorder)
         if recovery.due(step):
             with recorder.phase("checkpoint"):
-                recovery.save(self._state(step))
+                recovery.save(self._state(step, generation))
         engines.actor.rest()
-        self._evaluate(step, engines, executor, recorder)
-        executor.resume()
+        self._evaluate(step, generation, recorder)
+        generation.resume()
 
     def _add_log_probs(self, batch: PackedBatch, engines: Engines, recorder: RunRecorder) -> None:
         """What the reference and the policy before its update say about the drawn tokens."""
@@ -197,38 +174,22 @@ class RLTrainer:
 
     def _save(self, step: int, engines: Engines, recorder: RunRecorder) -> None:
         last = step == self.job.total_steps
-        if self._saver.due(step, self.job.loader.batches_per_epoch) or (last and self._saver.active):
+        if self._saver.due(step, self.job.steps_per_epoch) or (last and self._saver.active):
             with recorder.phase("save"):
                 engines.actor.save(self.job.folder / "checkpoints" / f"step-{step:06d}")
                 if self.config.actor.use_lora:  # beside the merged weights, the adapters for whoever has the model
                     engines.actor.save_adapter(self.job.folder / "adapters" / f"step-{step:06d}")
 
-    def _evaluate(self, step: int, engines: Engines, executor: RolloutExecutor, recorder: RunRecorder) -> None:
-        rows = self.job.valid_rows
-        if rows is None or self.config.valid_dataset is None:
+    def _evaluate(self, step: int, generation: Generation, recorder: RunRecorder) -> None:
+        if not self.job.evaluations:
             return
         last = step == self.job.total_steps
-        if self._evaluator.due(step, self.job.loader.batches_per_epoch) or (last and self._evaluator.active):
+        if self._evaluator.due(step, self.job.steps_per_epoch) or (last and self._evaluator.active):
             with recorder.phase("evaluation"):
-                found = evaluate(
-                    self.config, rows, self.job.tokenizer, executor.replicas, engines.rewards, self._decode
-                )
+                found = evaluate(self.job, generation)
             recorder.figures(found, "evaluation/")
 
-    def _state(self, step: int) -> RunState:
+    def _state(self, step: int, generation: Generation) -> RunState:
         """Where the run stands after a step, whatever the rollout engine has read ahead."""
-        loader = self.job.loader
-        epoch, position = divmod(step, loader.batches_per_epoch)
-        if position == 0:  # the loader begins an epoch with its first batch
-            epoch, position = epoch - 1, loader.batches_per_epoch
-        data = {**loader.state(), "epoch": epoch, "position": position}
-        return RunState(step, self.version, self._prompts, data)
-
-    def _sampling(self, prompt: Prompt, sample: int) -> SamplingParams:
-        seed = sample_seed(self.config.seed, "rollout", prompt.index, sample)
-        return sampling_params(self.config.gconfig, len(prompt.prompt_ids), seed)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        with self._tokenizer_lock:  # called from the threads of several replicas
-            text: str = self.job.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
+        environments = {name: progress.state() for name, progress in generation.progress.items()}
+        return RunState(step, self.version, self._prompts, self.job.data_state(step), environments)

@@ -112,10 +112,11 @@ class Actor(Reference):
         return [batch.select(part) for part in balanced_partition(batch.lengths, count)]
 
     def update(self, batch: PackedBatch, loss: GRPOLoss, config: ActorConfig) -> dict[str, float]:
-        """`ppo_n_minibatches` optimizer steps over the batch; figures averaged over them."""
+        """`update_iterations` times `ppo_n_minibatches` optimizer steps over the batch; figures averaged over them."""
         self._bring(Offload(parameters=True, gradients=True, optimizer=True))
         steps = []
-        for minibatch in self.minibatches(batch, config.ppo_n_minibatches):
+        minibatches = self.minibatches(batch, config.ppo_n_minibatches)
+        for minibatch in minibatches * config.update_iterations:
             shards = scatter(minibatch, self.mesh).shards
             steps.append(self.workers.call_each("train_batch", [(shard, loss) for shard in shards])[0])
         self._send_away(Offload(gradients=True, optimizer=True))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from areal_like.alloc import Diagnostic, DiagnosticError
 from areal_like.config import GenerationConfig
 from areal_like.engines.base import SamplingParams
 
-__all__ = ["sample_seed", "sampling_params"]
+__all__ = ["sampling_params"]
 
 
-def sampling_params(section: GenerationConfig, prompt_length: int, seed: int) -> SamplingParams:
+def sampling_params(section: GenerationConfig, prompt_length: int, seed: int | None) -> SamplingParams:
     """How one answer to a prompt of `prompt_length` tokens is drawn.
 
     Raises:
@@ -37,9 +35,3 @@ def sampling_params(section: GenerationConfig, prompt_length: int, seed: int) ->
         stop=section.stop,
         seed=seed,
     )
-
-
-def sample_seed(seed: int, purpose: str, prompt: int, sample: int) -> int:
-    """A seed for one answer, which depends on what it is and not on where or when it is drawn."""
-    digest = hashlib.blake2b(f"{seed}/{purpose}/{prompt}/{sample}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest) >> 1

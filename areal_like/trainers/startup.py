@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,16 @@ from areal_like.alloc import Diagnostic, DiagnosticError, ModelAllocation, get_b
 from areal_like.config import RLConfig, TrainDatasetConfig
 from areal_like.data.loader import RowLoader
 from areal_like.data.models import resolve_model
-from areal_like.data.prompts import encode_prompt, filter_by_length, load_tokenizer
+from areal_like.data.prompts import filter_by_length, load_tokenizer
 from areal_like.data.rewards import Reward
 from areal_like.data.rows import Row
 from areal_like.preflight import check, check_layout
 from areal_like.preflight.continuing import OTHER
+from areal_like.preflight.flow import groups_a_step
 from areal_like.preflight.offloading import offload_of
-from areal_like.rollout.groups import Prompt
+from areal_like.rollout.agents.base import EvaluationAgent, GroupedRolloutGenerator
+from areal_like.rollout.agents.environment_file import load_environments
+from areal_like.rollout.agents.rows import DatasetAgent
 from areal_like.rollout.rewards import RewardPool
 from areal_like.runtime.local import WorkerGroup
 from areal_like.spec import ModelSpec
@@ -40,9 +42,10 @@ class Job:
         folder: of the run: `fileroot/experiment/trial`.
         placement: devices and threads.
         tokenizer: of the model.
-        loader: batches of rows in the order of the run.
-        valid_rows: rows of the evaluation, if there are any.
-        batch_size: prompts of a full batch.
+        environments: that are trained on, each with its groups of a batch.
+        evaluations: that are measured, each with the number of its problems; all it has when None.
+        loader: the order of the rows of train_dataset; None where environments pose the problems.
+        batch_size: groups of a full batch.
         total_steps: steps of the run.
         notes: what the user should know.
         resume: the recovery checkpoint that the run goes on from; None when it begins.
@@ -52,8 +55,9 @@ class Job:
     folder: Path
     placement: Placement
     tokenizer: Any
-    loader: RowLoader
-    valid_rows: Sequence[Row] | None
+    environments: Sequence[tuple[GroupedRolloutGenerator, int]]
+    evaluations: Sequence[tuple[EvaluationAgent, int | None]]
+    loader: RowLoader | None
     batch_size: int
     total_steps: int
     notes: tuple[str, ...]
@@ -64,11 +68,26 @@ class Job:
         """Steps that the run need not make again."""
         return self.resume.state.step if self.resume else 0
 
-    def prompts(self) -> Iterator[list[Prompt]]:
-        """The prompts of the run, one list a step."""
-        number = itertools.count(self.resume.state.prompts if self.resume else 0)
-        for _ in range(self.steps_done, self.total_steps):
-            yield [Prompt(next(number), encode_prompt(row, self.tokenizer), row) for row in self.loader.next_batch()]
+    @property
+    def steps_per_epoch(self) -> int:
+        """An epoch without a data set is the whole run."""
+        return self.total_steps if self.loader is None else self.loader.batches_per_epoch
+
+    def groups_in(self, batch: int) -> int:
+        """Groups of batch number `batch`: the last one of an epoch may be smaller."""
+        assert self.loader is not None
+        last = batch % self.steps_per_epoch == self.steps_per_epoch - 1
+        rest = len(self.loader.rows) % self.batch_size
+        return rest if last and rest and not self.loader.drop_last else self.batch_size
+
+    def data_state(self, step: int) -> dict[str, int]:
+        """The place of the data set after a step; nothing without one."""
+        if self.loader is None:
+            return {}
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if position == 0:  # the loader begins an epoch with its first batch
+            epoch, position = epoch - 1, self.steps_per_epoch
+        return {**self.loader.state(), "epoch": epoch, "position": position}
 
 
 def check_before_start(config: RLConfig, skip: Collection[str] = ()) -> list[str]:
@@ -89,7 +108,13 @@ def check_before_start(config: RLConfig, skip: Collection[str] = ()) -> list[str
     ]
 
 
-def prepare(config: RLConfig, rows: Sequence[Row], valid_rows: Sequence[Row] | None, skip: Collection[str] = ()) -> Job:
+def prepare(
+    config: RLConfig,
+    rows: Sequence[Row] | None,
+    reward: Reward | None,
+    valid_rows: Sequence[Row] | None,
+    skip: Collection[str] = (),
+) -> Job:
     """Check the run and find what it needs.
 
     Args:
@@ -102,20 +127,68 @@ def prepare(config: RLConfig, rows: Sequence[Row], valid_rows: Sequence[Row] | N
     placement = place(config)
     config = _with_local_models(config, placement, skip)
     tokenizer = load_tokenizer(config.tokenizer_path)
-    rows = _fitting(rows, tokenizer, config.train_dataset, notes)
-    if valid_rows is not None and config.valid_dataset is not None:
-        valid_rows = _fitting(valid_rows, tokenizer, config.valid_dataset, notes)
-    batch_size = config.rollout.consumer_batch_size or config.train_dataset.batch_size
-    loader = _loader(config, rows, batch_size)
-    total_steps = loader.batches_per_epoch * config.total_train_epochs
-    if config.total_train_steps is not None:
-        total_steps = min(total_steps, config.total_train_steps)
+    loader, environments, evaluations = _environments(config, rows, reward, valid_rows, tokenizer, notes)
+    steps = [] if config.total_train_steps is None else [config.total_train_steps]
+    if loader is not None:
+        steps.append(loader.batches_per_epoch * config.total_train_epochs)
     folder = Path(config.cluster.fileroot).expanduser() / config.experiment_name / config.trial_name
     resume, more = find_resume(config, folder)
     if resume is not None:
         _go_on(config, loader, resume)
     notes += more
-    return Job(config, folder, placement, tokenizer, loader, valid_rows, batch_size, total_steps, tuple(notes), resume)
+    return Job(
+        config,
+        folder,
+        placement,
+        tokenizer,
+        environments,
+        evaluations,
+        loader,
+        groups_a_step(config),
+        min(steps),
+        tuple(notes),
+        resume,
+    )
+
+
+def _environments(
+    config: RLConfig,
+    rows: Sequence[Row] | None,
+    reward: Reward | None,
+    valid_rows: Sequence[Row] | None,
+    tokenizer: Any,
+    notes: list[str],
+) -> tuple[RowLoader | None, list[tuple[GroupedRolloutGenerator, int]], list[tuple[EvaluationAgent, int | None]]]:
+    """The order of the rows, and what is trained on and measured.
+
+    Raises:
+        ValueError: neither rows nor environments, or rows without a reward.
+    """
+    evaluations: list[tuple[EvaluationAgent, int | None]] = []
+    if valid_rows is not None and config.valid_dataset is not None:
+        valid_rows = _fitting(valid_rows, tokenizer, config.valid_dataset, notes)
+        if reward is None:
+            raise ValueError("valid_rows need a reward")
+        evaluations.append((DatasetAgent(valid_rows, reward, name="valid_dataset", shuffle=False), None))
+    if config.rollout.environments is not None:
+        found = load_environments(config.rollout.environments, seed=config.seed)
+        evaluations += [(agent, config.evaluator.prompts_per_environment) for agent in found.evaluation]
+        return None, [*found.training(groups_a_step(config))], evaluations
+    if rows is None or reward is None:
+        raise ValueError("without rollout.environments a run needs rows and their reward")
+    RewardPool.check(reward)
+    rows = _fitting(rows, tokenizer, config.train_dataset, notes)
+    loader = _loader(config, rows, groups_a_step(config))
+    agent = DatasetAgent(
+        rows,
+        reward,
+        name="train_dataset",
+        batch_size=loader.batch_size,
+        shuffle=loader.shuffle,
+        drop_last=loader.drop_last,
+        seed=loader.seed,
+    )
+    return loader, [(agent, groups_a_step(config))], evaluations
 
 
 def _raise_errors(findings: Sequence[Diagnostic], skip: Collection[str]) -> None:
@@ -173,7 +246,7 @@ def _loader(config: RLConfig, rows: Sequence[Row], batch_size: int) -> RowLoader
         raise DiagnosticError([finding]) from error
 
 
-def _go_on(config: RLConfig, loader: RowLoader, resume: Resume) -> None:
+def _go_on(config: RLConfig, loader: RowLoader | None, resume: Resume) -> None:
     """Set the data to where the checkpoint stands, and compare what was not known to the check.
 
     Raises:
@@ -186,7 +259,8 @@ def _go_on(config: RLConfig, loader: RowLoader, resume: Resume) -> None:
     if differing := differences(resume.manifests["actor"].model, own):
         raise DiagnosticError([Diagnostic("AL586", "error", f"{name}: {'; '.join(differing)}", help=OTHER, **where)])
     try:
-        loader.load_state(resume.state.data)
+        if loader is not None:
+            loader.load_state(resume.state.data)
     except (ValueError, KeyError) as error:
         raise DiagnosticError([Diagnostic("AL587", "error", f"{name}: {error}", help=OTHER, **where)]) from error
 
@@ -211,7 +285,7 @@ class Engines:
             group.close(grace)
 
 
-def start_engines(job: Job, reward: Reward) -> Engines:
+def start_engines(job: Job) -> Engines:
     """Start actor, reference, rollout engine and reward processes beside each other, and wait for all of them.
 
     Raises:
@@ -220,7 +294,7 @@ def start_engines(job: Job, reward: Reward) -> Engines:
     config, placement = job.config, job.placement
     common: dict[str, Any] = {"device": placement.device, "seed": config.seed, "log_dir": job.folder / "logs"}
     with contextlib.ExitStack() as undo:
-        optimizer_steps = job.total_steps * config.actor.ppo_n_minibatches
+        optimizer_steps = job.total_steps * config.actor.ppo_n_minibatches * config.actor.update_iterations
         actor = Actor(
             "actor",
             config.actor,
@@ -238,7 +312,11 @@ def start_engines(job: Job, reward: Reward) -> Engines:
         rollout = _start_rollout(job, placement.rollout.allocation)
         undo.callback(rollout.close, grace=0)
         rollout_ready = rollout.submit("initialize")
-        rewards = RewardPool(reward, workers=placement.reward_workers)
+        rewards = RewardPool(
+            workers=placement.reward_workers,
+            timeout=config.rollout.reward_timeout,
+            retries=config.rollout.reward_retries,
+        )
         undo.callback(rewards.close)
         timeout = config.rollout.setup_timeout
         actor.wait_until_ready(timeout)

@@ -163,7 +163,7 @@ def test_defaults_files_of_nemo_rl_are_read(tmp_path: Path) -> None:
 def test_from_megatron_lm(tmp_path: Path) -> None:
     config, found = ours(tmp_path, "megatron-lm", FLAGS)
     assert config.actor.backend == "megatron:(attn:d4t2p2v2|ffn:t2e4)", "48 layers = 2 ranks x 2 stages x 12"
-    assert config.rollout.backend == "sglang:d4t4" and config.rollout.max_head_offpolicyness == 2
+    assert config.rollout.backend == "sglang:d4t4" and config.rollout.generation_lag == 2.0
     assert (config.train_dataset.batch_size, config.gconfig.n_samples, config.actor.ppo_n_minibatches) == (64, 16, 2)
     assert (config.actor.eps_clip, config.actor.eps_clip_higher, config.actor.dtype) == (0.2, 0.28, "bfloat16")
     norm = config.actor.reward_norm

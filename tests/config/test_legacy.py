@@ -124,7 +124,7 @@ SEEDS = [
     ("--grpo-group-size", 16, "gconfig.n_samples: 16"),
     ("grpo_group_size", 16, "gconfig.n_samples: 16"),
     ("--grpo-prompts-per-step", 64, "train_dataset.batch_size: 64"),
-    ("--rl-generation-lag", 2, "rollout.max_head_offpolicyness: 2"),
+    ("--rl-generation-lag", 2, "rollout.generation_lag: 2.0"),
     ("--grpo-clamp-eps-lower", 0.2, "actor.eps_clip: 0.2"),
     ("--grpo-clamp-eps-upper", 0.28, "actor.eps_clip_higher: 0.28"),
     ("--grpo-kl-beta", 0.001, "actor.kl_ctl: 0.001"),

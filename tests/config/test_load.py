@@ -64,7 +64,7 @@ def test_what_has_no_effect_is_said_once_a_section_and_a_rollout_engine_that_is_
     assert line[error.column - 1 :].startswith("sglang:d4p1t1")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "math").glob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_loads(path: Path) -> None:
     config = load_config(path, [])
     assert [d for d in config.diagnostics if d.severity != "error"] == []

@@ -64,7 +64,7 @@ def test_references_are_followed_after_overrides() -> None:
         "gconfig.n_samples=4", "train_dataset.batch_size=6", "actor.path=other/model", "gconfig.temperature=0.5"
     )
     assert config.actor.reward_norm is not None and config.actor.reward_norm.group_size == 4
-    assert config.rollout.consumer_batch_size == config.rollout.max_concurrent_rollouts == 6
+    assert config.rollout.consumer_batch_size == 6
     assert config.tokenizer_path == "other/model" and config.actor.temperature == 0.5
 
 

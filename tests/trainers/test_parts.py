@@ -6,9 +6,10 @@ import pytest
 
 from areal_like.alloc import DiagnosticError
 from areal_like.config import EvaluatorConfig, GenerationConfig, SaverConfig
+from areal_like.rollout.episode import sample_seed
 from areal_like.trainers.placement import place
 from areal_like.trainers.recording import _set_aside
-from areal_like.trainers.sampling import sample_seed, sampling_params
+from areal_like.trainers.sampling import sampling_params
 from areal_like.trainers.timers import Timer
 
 

@@ -85,7 +85,9 @@ class Run:
 
 def figures(lines: list[dict[str, float]]) -> list[dict[str, float]]:
     """What does not depend on when and how fast."""
-    return [{n: v for n, v in line.items() if not n.startswith(("seconds/", "speed/", "time"))} for line in lines]
+    return [
+        {n: v for n, v in line.items() if not n.startswith(("seconds/", "speed/", "time", "flow/"))} for line in lines
+    ]
 
 
 RECOVER = ("recover.mode=auto", "recover.freq_steps=2", "rollout.dump_to_file=true", "train_dataset.drop_last=false")

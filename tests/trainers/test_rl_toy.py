@@ -15,7 +15,7 @@ import pytest
 import toy_engines
 
 from areal_like.alloc import DiagnosticError
-from areal_like.data.rewards import RewardError
+from areal_like.rollout.pipeline import EpisodesFailedError
 from areal_like.runtime.local import WorkerError
 from areal_like.trainers.rl import RLTrainer
 
@@ -57,7 +57,7 @@ def test_it_learns_saves_and_evaluates_whatever_the_layout(toy_backends, configu
     folder = tmp_path / "runs" / "toy" / "t"
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step-000003", "step-000006", "step-000008"]
     assert [s["step"] for s in steps if "evaluation/reward_mean" in s] == [5, 8]
-    assert steps[7]["evaluation/rows"] == 7 and steps[7]["evaluation/reward_mean"] == 1.0
+    assert steps[7]["evaluation/problems"] == 7 and steps[7]["evaluation/reward_mean"] == 1.0
 
     other = configure(
         "trial_name=d2",
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_step(toy_backends, configure, row
 
 def test_a_reward_that_raises_stops_the_run(toy_backends, configure, rows):
     trainer = RLTrainer(configure(), rows, toy_engines.raising_reward)
-    with pytest.raises(RewardError, match=r"raising_reward of row \d+ of toy raised LookupError"), trainer:
+    with pytest.raises(EpisodesFailedError, match=r"raising_reward of row \d+ of toy raised LookupError"), trainer:
         trainer.train()
 
 

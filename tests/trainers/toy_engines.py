@@ -130,7 +130,8 @@ class ToyTrain:
         log_probs = torch.log_softmax(self.logits / temperature, 0)
         first = torch.zeros(batch.input_ids.numel(), dtype=torch.bool)
         first[batch.cu_seqlens[:-1]] = True
-        each = torch.where(first, 0.0, log_probs[batch.input_ids])
+        # What the policy cannot draw may still be given.
+        each = torch.where(first, 0.0, log_probs[batch.input_ids.clamp(max=VOCABULARY - 1)])
         entropy = -(log_probs.exp() * log_probs).sum().expand(batch.input_ids.numel())
         return TokenOutputs(each, entropy)
 

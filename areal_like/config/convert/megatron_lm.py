@@ -225,25 +225,9 @@ def _reinforcement(source: Source, draft: Draft) -> None:
     if draft.values.get("actor.kl_ctl"):
         draft.put_default("actor.kl_estimator", "k3")
         draft.put_default("ref", {})
-    iterations = source.take("grpo-iterations")
-    if iterations is not None and iterations.value != 1:
-        draft.left_out(iterations, "each answer is trained on once")
-    lag = source.take("rl-generation-lag")
-    if lag is not None:
-        if isinstance(lag.value, int) and lag.value >= 0:
-            draft.put("rollout.max_head_offpolicyness", lag.value, lag)
-        else:
-            draft.left_out(lag, "generation runs ahead by whole versions, 0 or more")
     correction = source.take("rl-inference-logprobs-is-correction")
     bound = source.take("rl-importance-sampling-truncation-coef")
     if correction is not None and correction.value is True:
         put_correction(draft, correction, level="token", bound=bound)
     elif bound is not None:
         draft.left_out(bound, "it acts only with rl-inference-logprobs-is-correction")
-    requests = source.take("rl-max-inflight-requests")
-    if requests is not None:
-        group = draft.values.get("gconfig.n_samples")
-        if isinstance(group, int) and whole(requests.value) and requests.value % group == 0:
-            draft.put("rollout.max_concurrent_rollouts", requests.value // group, requests)
-        else:
-            draft.left_out(requests, "groups are counted here, and it is no multiple of grpo-group-size")

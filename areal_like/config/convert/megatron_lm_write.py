@@ -53,7 +53,8 @@ def _write_rollout(source: Source, draft: Draft) -> None:
     lag = source.take("rollout.max_head_offpolicyness")
     if lag is not None and lag.value:
         draft.put("rl-partial-rollouts", True, lag)
-        draft.put("rl-generation-lag", lag.value, lag)
+        if source.value("rollout.generation_lag", None) is None:
+            draft.put("rl-generation-lag", float(lag.value), lag)
 
 
 def _write_training(source: Source, draft: Draft) -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from areal_like.config import RLConfig
+from areal_like.preflight.flow import groups_a_step
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, rule
 from areal_like.spec import fp8_alignment, padded_length, padding_multiples
-
-
-def groups_a_step(config: RLConfig) -> int:
-    """Prompts that one step takes."""
-    return config.rollout.consumer_batch_size or config.train_dataset.batch_size
 
 
 def answers_an_update(config: RLConfig) -> int:

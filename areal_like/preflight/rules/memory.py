@@ -8,11 +8,12 @@ from typing import Any
 
 from areal_like.alloc.diagnostics import Severity
 from areal_like.preflight.continuing import is_on
+from areal_like.preflight.flow import requests_per_replica
 from areal_like.preflight.job import GIB, Job, Role
 from areal_like.preflight.memory_options import memory_options
 from areal_like.preflight.offloading import offload_of
 from areal_like.preflight.registry import Finding, example, rule
-from areal_like.preflight.rules.batches import answers_an_update, full_groups, groups_a_step, longest_sequence, room
+from areal_like.preflight.rules.batches import answers_an_update, full_groups, longest_sequence, room
 from areal_like.spec.memory import MemoryJob, MemoryPlan, predict
 
 SHOWN = 3
@@ -139,8 +140,7 @@ def _rollout(job: Job, role: Role) -> dict[str, Any]:
     assert job.config is not None
     if role.name != "actor" or rollout is None:
         return {}
-    groups = job.config.rollout.max_concurrent_rollouts or groups_a_step(job.config)
-    sequences = ceil(groups * job.config.gconfig.n_samples / rollout.allocation.dp)
+    sequences = requests_per_replica(job.config, rollout.allocation.dp)
     both = role.allocation.world_size + rollout.allocation.world_size
     together = bool(rollout.backend.engine) and both > job.cluster.gpus  # a server never shares: see AL403
     return {"rollout": rollout.allocation, "colocated": together, "rollout_sequences": max(1, sequences)}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from areal_like.preflight.job import Job, Role
 from areal_like.preflight.registry import Finding, example, rule
+from areal_like.preflight.rules.rollouts import runs_ahead
 
 
 @rule(
@@ -20,12 +21,10 @@ from areal_like.preflight.registry import Finding, example, rule
 def deterministic_data(job: Job) -> Iterator[Finding]:
     if job.config is None or not job.config.actor.megatron.use_deterministic_algorithms:
         return
-    lag = job.config.rollout.max_head_offpolicyness
-    if lag > 0:
-        message = f"with max_head_offpolicyness {lag} two runs draw different answers, whatever the kernels do"
-        yield Finding(
-            message, "set rollout.max_head_offpolicyness: 0", key="actor.megatron.use_deterministic_algorithms"
-        )
+    if runs_ahead(job):
+        message = "generation runs ahead of training: two runs draw different answers, whatever the kernels do"
+        hint = "leave the lag and the granularities out: B/B with lag 0"
+        yield Finding(message, hint, key="actor.megatron.use_deterministic_algorithms")
 
 
 @rule(

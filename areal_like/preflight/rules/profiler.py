@@ -40,7 +40,8 @@ def recorded_steps(job: Job) -> Iterator[Finding]:
             continue
         total = job.config.total_train_steps if job.config is not None else None
         if job.config is not None and total is not None:
-            total *= job.config.actor.ppo_n_minibatches if role.name == "actor" else 1
+            if role.name == "actor":
+                total *= job.config.actor.ppo_n_minibatches * job.config.actor.update_iterations
             if profiler.step_start > total:
                 message = f"the run ends after {total} steps of {role.name}: nothing would be recorded"
                 yield Finding(message, f"set step_start to {total} or less", key=f"{role.name}.profiler.step_start")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from areal_like.preflight.continuing import OTHER, found_for, is_on
+from areal_like.preflight.flow import groups_a_step
 from areal_like.preflight.job import Job
 from areal_like.preflight.registry import Finding, example, rule
-from areal_like.preflight.rules.batches import groups_a_step
 from areal_like.spec.checkpoint import checkpoint_identity, differences
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -87,7 +87,7 @@ class InferenceInterface(ABC):
             ValueError: this form cannot honour one of them.
             InferenceError: the model did not answer.
         """
-        return await self.answer(prompt, self.with_arguments(arguments))
+        return await self.answer(prompt, self.sampling.with_arguments(arguments))
 
     def generate(self, prompt: Prompt, **arguments: Any) -> Generation:
         """`agenerate` for code without an event loop.
@@ -106,13 +106,6 @@ class InferenceInterface(ABC):
             return await self.agenerate(prompt, **arguments)
         finally:
             await self.aclose()
-
-    def with_arguments(self, arguments: dict[str, Any]) -> SamplingParams:
-        """The sampling of one call. TypeError names what is not an argument."""
-        known = {f.name for f in fields(SamplingParams)}
-        if unknown := sorted(arguments.keys() - known):
-            raise TypeError(f"no sampling argument {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-        return replace(self.sampling, **arguments)
 
     @abstractmethod
     async def answer(self, prompt: Prompt, sampling: SamplingParams) -> Generation:

@@ -1,0 +1,113 @@
+"""The loop ahead of itself: modes, environments, the bank; over real processes with toy engines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import toy_engines
+from test_recovery import RECOVER, Run, figures
+
+from areal_like.alloc import DiagnosticError
+from areal_like.rollout.bank import BankReader
+from areal_like.rollout.pipeline import EpisodesFailedError
+from areal_like.trainers.rl import RLTrainer
+
+AHEAD = ("rollout.submission_granularity=R", "rollout.consumption_granularity=G", "rollout.generation_lag=1")
+
+
+def read(folder: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def train(config, rows=None, reward=None) -> list[dict]:
+    with RLTrainer(config, rows, reward) as trainer:
+        trainer.train()
+    return read(trainer.job.folder, "metrics.jsonl")
+
+
+def trained(folder: Path, samples: int = 4) -> list[int]:
+    """Numbers of the problems that were trained on, once for each group."""
+    counts = Counter((line["step"], line["group"]) for line in read(folder, "samples.jsonl"))
+    assert set(counts.values()) == {samples}
+    return [group for _, group in sorted(counts)]
+
+
+@pytest.mark.parametrize("at_update", ["interrupt", "finish"])
+def test_rollouts_in_groups_out(toy_backends, configure, rows, tmp_path, capsys, at_update):
+    changes = ("total_train_epochs=3", "rollout.dump_to_file=true", f"rollout.requests_at_update={at_update}")
+    steps = train(configure(*AHEAD, *changes), rows, toy_engines.share_of_b)
+    assert "generation R/G: 64 rollouts in flight" in capsys.readouterr().out.replace("\n", " ")
+    assert steps[0]["rollout/lag_max"] == 0 and max(s["rollout/lag_max"] for s in steps) >= 1
+    assert sum(s["reward/mean"] for s in steps[-3:]) / 3 > steps[0]["reward/mean"] + 0.2
+    assert all(0 <= s["flow/utilisation"] <= 1 for s in steps)
+    assert all(s["flow/waiting_groups"] <= 16 + 16 for s in steps)  # queue_size, and what was open when it was reached
+    assert len(set(trained(tmp_path / "runs" / "toy" / "t"))) == 24 * 8
+
+
+def test_equal_rewards_are_replaced_until_there_is_nothing_else(toy_backends, configure, rows):
+    """The policy learns to answer b alone; then every group has the same reward."""
+    changes = ("total_train_epochs=30", "rollout.filter_groups_with_same_reward=true", "actor.optimizer.lr=40.0")
+    with pytest.raises(EpisodesFailedError, match="groups in a row were dropped"):
+        train(configure(*changes), rows, toy_engines.share_of_b)
+
+
+ENVIRONMENTS = """
+- {name: sums, agent_type: reasoning_gym, agent_args: {task: chain_sum}, weight: 3}
+- {name: tool, agent_type: calculator, agent_args: {max_turns: 2}, weight: 1}
+- {name: measured, agent_type: reasoning_gym, agent_args: {task: chain_sum}, evaluation_only: true}
+"""
+
+
+def test_environments_of_a_file(toy_backends, configure, tmp_path):
+    """The policy of letters knows no sums: what counts is who was asked how often, and what was measured."""
+    (tmp_path / "environments.yaml").write_text(ENVIRONMENTS)
+    changes = [
+        f"rollout.environments={tmp_path / 'environments.yaml'}",
+        "train_dataset={path: null, batch_size: 4}",
+        "total_train_steps=2",
+        "evaluator.freq_steps=1",
+        "rollout.dump_to_file=true",
+        "eval_gconfig={n_samples: 2, max_new_tokens: 4}",
+    ]
+    with RLTrainer(configure(*changes)) as trainer:
+        trainer.train()
+        assert [(agent.name, groups) for agent, groups in trainer.job.environments] == [("sums", 3), ("tool", 1)]
+        state = trainer._state(2, trainer._generation)
+    assert state.environments == {
+        "sums": {"position": 6, "settled": []},
+        "tool": {"position": 2, "settled": []},
+    }
+    for step in read(trainer.job.folder, "metrics.jsonl"):
+        assert step["reward/sums"] == step["reward/tool"] == 0.0
+        assert step["evaluation/problems"] == 32 and step["evaluation/attempts"] == 64
+        assert step["evaluation/pass@1"] == step["evaluation/pass@2"] == 0.0
+
+    with pytest.raises(DiagnosticError, match="total_train_steps"):
+        RLTrainer(configure(*changes, "total_train_steps=null"))
+
+
+def test_a_killed_run_goes_on_with_its_bank(toy_backends, configure, rows, tmp_path, capsys):
+    """On-policy, so that it is the unbroken run to the last digit, whatever was restored."""
+    settings = (*RECOVER, "rollout.bank={}", "total_train_steps=8")
+    train(configure(*settings, "trial_name=unbroken"), rows, toy_engines.share_of_b)
+    run = Run(tmp_path, "killed", settings, delay=0.02)
+    run.killed_after(5)
+    with BankReader(run.folder / "rollout_bank") as reader:
+        assert reader.verify().damages == [] and len(reader.contents.entries) >= 8  # a batch after the checkpoint
+    train(configure(*settings, "trial_name=killed"), rows, toy_engines.share_of_b)
+    lines = {name: read(tmp_path / "runs" / "toy" / name, "metrics.jsonl") for name in ("unbroken", "killed")}
+    assert figures(lines["killed"]) == figures(lines["unbroken"])
+
+
+def test_nothing_is_trained_on_twice_when_running_ahead(toy_backends, configure, rows, tmp_path):
+    settings = (*RECOVER, *AHEAD, "rollout.bank={}", "total_train_epochs=2", "total_train_steps=12")
+    configure()  # writes the file that the script reads
+    run = Run(tmp_path, "ahead", settings, delay=0.02)
+    run.killed_after(3)
+    run.killed_after(7)
+    train(configure(*settings, "trial_name=ahead"), rows, toy_engines.share_of_b)
+    numbers = trained(run.folder)
+    assert len(numbers) == len(set(numbers)) == 12 * 8
