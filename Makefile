@@ -53,6 +53,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/memory.py cpu
 	$(BIN)/python benchmarks/bank.py
 	$(BIN)/python benchmarks/generation.py
+	$(BIN)/python benchmarks/refill.py
 	$(BIN)/python benchmarks/layout_agreement.py
 
 pins: $(INSTALLED)
