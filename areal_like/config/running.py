@@ -73,8 +73,8 @@ class RolloutConfig(Section):
     backend: str = key(REQUIRED, "Engine and layout, as in huggingface:d1.", role="inference")
     environments: str | None = key(
         None,
-        "File of the environments that pose the problems, see docs/rollout.md; null takes the rows of train_dataset"
-        " and their reward.",
+        "File of the environments that pose the problems, see docs/rollout.md, or `code` for those that the script"
+        " gives to the trainer; null takes the rows of train_dataset and their reward.",
     )
     submission_granularity: Literal["R", "G", "B"] = key(
         "B", "Generation is submitted by the rollout (R), by the group (G) or by the batch (B)."

@@ -18,7 +18,7 @@ from areal_like.rollout.agents.base import Agent, EvaluationAgent
 from areal_like.rollout.agents.evaluation import EvaluationResponse
 from areal_like.rollout.bank import RolloutBank
 from areal_like.rollout.episode import ModelEpisode, sample_seed
-from areal_like.rollout.inference.base import InferenceError, InferenceInterface
+from areal_like.rollout.inference.base import Capability, InferenceError, InferenceInterface, require
 from areal_like.rollout.inference.engine import EngineInference
 from areal_like.rollout.inference.rounds import RoundsInference
 from areal_like.rollout.pipeline import Batch, RolloutPipeline, Screening, Share
@@ -34,6 +34,9 @@ __all__ = ["BANK", "Generation", "Progress"]
 
 BANK = "rollout_bank"
 """Folder of the bank in that of the run."""
+
+TRAINABLE = frozenset({Capability.TOKENS, Capability.LOG_PROBS})
+"""What an update needs of a rollout: its tokens, and how likely they were when they were drawn."""
 
 FATAL = (WorkerError, InferenceError)
 """Errors of an episode that no environment can help."""
@@ -93,6 +96,8 @@ class Generation:
             vocabulary=spec.vocab_size,
             context=spec.max_position_embeddings,
         )
+        for agent, _ in job.environments:
+            require(self._model, agent.needs | TRAINABLE, f"training on {agent.name}")
         self._thread = PipelineThread(lambda: self._pipeline(job, restored))
 
     def start(self) -> None:
@@ -108,7 +113,7 @@ class Generation:
         try:
             batch = self._thread.take()
         except InferenceError as error:
-            raise error.__cause__ if isinstance(error.__cause__, WorkerError) else error from error
+            raise error.__cause__ if isinstance(error.__cause__, WorkerError) else error from error.__cause__
         if batch is None:
             raise RuntimeError(f"the problems ended before step {step}")
         for group in batch.groups:

@@ -10,6 +10,7 @@ from areal_like.config import load_config
 from areal_like.data.datasets import load_rows
 from areal_like.data.rewards import Reward, RewardError, default_reward, get_reward
 from areal_like.data.rows import Asker
+from areal_like.rollout.agents.environment_file import Environments
 from areal_like.rollout.bank import BankError
 from areal_like.rollout.pipeline import EpisodesFailedError
 from areal_like.runtime.local import WorkerError
@@ -23,7 +24,12 @@ FAILURES = (DiagnosticError, RewardError, WorkerError, EpisodesFailedError, Bank
 
 
 def run(
-    path: str, overrides: Sequence[str] = (), *, reward: Reward | None = None, skip_checks: Collection[str] = ()
+    path: str,
+    overrides: Sequence[str] = (),
+    *,
+    reward: Reward | None = None,
+    environments: Environments | None = None,
+    skip_checks: Collection[str] = (),
 ) -> int:
     """Train as a YAML file says.
 
@@ -32,6 +38,7 @@ def run(
         overrides: `key=value`.
         reward: `reward(prompt, completion, row)`; by default the one that belongs to the dataset. Environments bring
             their own.
+        environments: made in Python, with `rollout.environments: code`.
         skip_checks: codes of the check whose errors do not stop the run.
 
     Returns:
@@ -48,7 +55,7 @@ def run(
             asker = Asker("valid_dataset", config.location)
             valid_rows = load_rows(config.valid_dataset, seed=config.seed, asker=asker)
             reward = reward or get_reward(default_reward(config.valid_dataset.path))
-        with RLTrainer(config, rows, reward, valid_rows, skip_checks=skip_checks) as trainer:
+        with RLTrainer(config, rows, reward, valid_rows, environments=environments, skip_checks=skip_checks) as trainer:
             trainer.train()
     except (
         DiagnosticError,

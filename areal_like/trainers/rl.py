@@ -19,6 +19,7 @@ from areal_like.config import RLConfig
 from areal_like.data.batch import PackedBatch
 from areal_like.data.rewards import Reward
 from areal_like.data.rows import Row
+from areal_like.rollout.agents.environment_file import Environments
 from areal_like.spec.recovery import RunState
 from areal_like.trainers.batches import log_prob_figures, rollout_figures, to_batch
 from areal_like.trainers.evaluation import evaluate
@@ -38,9 +39,10 @@ class RLTrainer:
 
     Args:
         config: from `load_config`.
-        rows: prompts with what their reward is computed from; None where `rollout.environments` poses the problems.
+        rows: prompts with what their reward is computed from; None where environments pose the problems.
         reward: `reward(prompt, completion, row)`, a finite number; a function of a module's top level.
         valid_rows: rows of the evaluation, besides the environments that are for evaluation.
+        environments: made in Python, instead of those that `rollout.environments` names.
         skip_checks: codes of the check whose errors do not stop the run.
 
     Raises:
@@ -54,9 +56,10 @@ class RLTrainer:
         reward: Reward | None = None,
         valid_rows: Sequence[Row] | None = None,
         *,
+        environments: Environments | None = None,
         skip_checks: Collection[str] = (),
     ) -> None:
-        self.job = prepare(config, rows, reward, valid_rows, skip_checks)
+        self.job = prepare(config, rows, reward, valid_rows, skip_checks, environments)
         self.config = self.job.config
         resume = self.job.resume
         self.version = resume.state.version if resume else 0

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.alloc import Diagnostic, DiagnosticError, ModelAllocation, get_backend
-from areal_like.config import RLConfig, TrainDatasetConfig
+from areal_like.config import RLConfig
 from areal_like.data.loader import RowLoader
 from areal_like.data.models import resolve_model
-from areal_like.data.prompts import filter_by_length, load_tokenizer
+from areal_like.data.prompts import load_tokenizer
 from areal_like.data.rewards import Reward
 from areal_like.data.rows import Row
 from areal_like.preflight import check, check_layout
@@ -20,13 +20,13 @@ from areal_like.preflight.continuing import OTHER
 from areal_like.preflight.flow import groups_a_step
 from areal_like.preflight.offloading import offload_of
 from areal_like.rollout.agents.base import EvaluationAgent, GroupedRolloutGenerator
-from areal_like.rollout.agents.environment_file import load_environments
-from areal_like.rollout.agents.rows import DatasetAgent
+from areal_like.rollout.agents.environment_file import Environments
 from areal_like.rollout.rewards import RewardPool
 from areal_like.runtime.local import WorkerGroup
 from areal_like.spec import ModelSpec
 from areal_like.spec.checkpoint import checkpoint_identity, differences
 from areal_like.trainers.placement import Placement, place
+from areal_like.trainers.problems import choose_problems
 from areal_like.trainers.recovery import Resume, find_resume
 from areal_like.trainers.roles import Actor, Reference
 
@@ -114,6 +114,7 @@ def prepare(
     reward: Reward | None,
     valid_rows: Sequence[Row] | None,
     skip: Collection[str] = (),
+    environments: Environments | None = None,
 ) -> Job:
     """Check the run and find what it needs.
 
@@ -127,10 +128,13 @@ def prepare(
     placement = place(config)
     config = _with_local_models(config, placement, skip)
     tokenizer = load_tokenizer(config.tokenizer_path)
-    loader, environments, evaluations = _environments(config, rows, reward, valid_rows, tokenizer, notes)
+    problems = choose_problems(config, rows, reward, valid_rows, environments, tokenizer, notes)
+    loader = problems.loader
     steps = [] if config.total_train_steps is None else [config.total_train_steps]
     if loader is not None:
         steps.append(loader.batches_per_epoch * config.total_train_epochs)
+    if not steps:
+        raise ValueError("environments have no end: give total_train_steps")
     folder = Path(config.cluster.fileroot).expanduser() / config.experiment_name / config.trial_name
     resume, more = find_resume(config, folder)
     if resume is not None:
@@ -141,54 +145,14 @@ def prepare(
         folder,
         placement,
         tokenizer,
-        environments,
-        evaluations,
+        problems.environments,
+        problems.evaluations,
         loader,
         groups_a_step(config),
         min(steps),
         tuple(notes),
         resume,
     )
-
-
-def _environments(
-    config: RLConfig,
-    rows: Sequence[Row] | None,
-    reward: Reward | None,
-    valid_rows: Sequence[Row] | None,
-    tokenizer: Any,
-    notes: list[str],
-) -> tuple[RowLoader | None, list[tuple[GroupedRolloutGenerator, int]], list[tuple[EvaluationAgent, int | None]]]:
-    """The order of the rows, and what is trained on and measured.
-
-    Raises:
-        ValueError: neither rows nor environments, or rows without a reward.
-    """
-    evaluations: list[tuple[EvaluationAgent, int | None]] = []
-    if valid_rows is not None and config.valid_dataset is not None:
-        valid_rows = _fitting(valid_rows, tokenizer, config.valid_dataset, notes)
-        if reward is None:
-            raise ValueError("valid_rows need a reward")
-        evaluations.append((DatasetAgent(valid_rows, reward, name="valid_dataset", shuffle=False), None))
-    if config.rollout.environments is not None:
-        found = load_environments(config.rollout.environments, seed=config.seed)
-        evaluations += [(agent, config.evaluator.prompts_per_environment) for agent in found.evaluation]
-        return None, [*found.training(groups_a_step(config))], evaluations
-    if rows is None or reward is None:
-        raise ValueError("without rollout.environments a run needs rows and their reward")
-    RewardPool.check(reward)
-    rows = _fitting(rows, tokenizer, config.train_dataset, notes)
-    loader = _loader(config, rows, groups_a_step(config))
-    agent = DatasetAgent(
-        rows,
-        reward,
-        name="train_dataset",
-        batch_size=loader.batch_size,
-        shuffle=loader.shuffle,
-        drop_last=loader.drop_last,
-        seed=loader.seed,
-    )
-    return loader, [(agent, groups_a_step(config))], evaluations
 
 
 def _raise_errors(findings: Sequence[Diagnostic], skip: Collection[str]) -> None:
@@ -223,27 +187,6 @@ def _with_local_models(config: RLConfig, placement: Placement, skip: Collection[
     if not tokenizer.is_dir():
         tokenizer = resolve_model(config.tokenizer_path, key="tokenizer_path")
     return config.model_copy(update={**updates, "tokenizer_path": str(tokenizer)})
-
-
-def _fitting(rows: Sequence[Row], tokenizer: Any, section: TrainDatasetConfig, notes: list[str]) -> Sequence[Row]:
-    filtered = filter_by_length(rows, tokenizer, section.max_length)
-    if filtered.dropped:
-        notes.append(str(filtered))
-    return filtered.rows
-
-
-def _loader(config: RLConfig, rows: Sequence[Row], batch_size: int) -> RowLoader:
-    section = config.train_dataset
-    try:
-        return RowLoader(
-            rows, batch_size=batch_size, shuffle=section.shuffle, drop_last=section.drop_last, seed=config.seed
-        )
-    except ValueError as error:
-        at = config.location("train_dataset.batch_size")
-        finding = Diagnostic(
-            "AL569", "error", str(error), key="train_dataset.batch_size", file=at.file, line=at.line, column=at.column
-        )
-        raise DiagnosticError([finding]) from error
 
 
 def _go_on(config: RLConfig, loader: RowLoader | None, resume: Resume) -> None:
@@ -347,5 +290,6 @@ def _start_rollout(job: Job, allocation: ModelAllocation) -> WorkerGroup:
         seat.threads,
         seat.gpu_offset,
         log_dir=job.folder / "logs",
+        independent=True,  # replicas know nothing of each other: one that dies is started again, see `Replicas`
         wait=False,
     )

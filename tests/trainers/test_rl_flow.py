@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +15,10 @@ import toy_engines
 from test_recovery import RECOVER, Run, figures
 
 from areal_like.alloc import DiagnosticError
+from areal_like.data.rows import Row
+from areal_like.rollout.agents.base import GroupedRolloutGenerator
+from areal_like.rollout.agents.environment_file import Environments
+from areal_like.rollout.agents.workflow import WorkflowAgent
 from areal_like.rollout.bank import BankReader
 from areal_like.rollout.pipeline import EpisodesFailedError
 from areal_like.trainers.rl import RLTrainer
@@ -54,6 +62,27 @@ def test_equal_rewards_are_replaced_until_there_is_nothing_else(toy_backends, co
         train(configure(*changes), rows, toy_engines.share_of_b)
 
 
+def test_a_replica_that_is_killed_comes_back(toy_backends, configure, rows):
+    config = configure("rollout.backend=huggingface:d2", "rollout.generation_lag=1", "total_train_epochs=4")
+    with RLTrainer(config, rows, toy_engines.share_of_b) as trainer:
+        killed = []
+
+        def kill() -> None:
+            lines = trainer.job.folder / "metrics.jsonl"
+            while not (lines.exists() and lines.read_text()):
+                time.sleep(0.005)
+            killed.append(trainer._engines.rollout.process_ids[1])
+            os.kill(killed[0], signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        trainer.train()
+        thread.join()
+        assert trainer._generation._model.replicas.restarted == 1
+        assert killed[0] not in trainer._engines.rollout.process_ids
+    assert len(read(trainer.job.folder, "metrics.jsonl")) == 32
+
+
 ENVIRONMENTS = """
 - {name: sums, agent_type: reasoning_gym, agent_args: {task: chain_sum}, weight: 3}
 - {name: tool, agent_type: calculator, agent_args: {max_turns: 2}, weight: 1}
@@ -87,6 +116,44 @@ def test_environments_of_a_file(toy_backends, configure, tmp_path):
 
     with pytest.raises(DiagnosticError, match="total_train_steps"):
         RLTrainer(configure(*changes, "total_train_steps=null"))
+
+
+class Letters(GroupedRolloutGenerator):
+    """Two turns, the second going on from the first."""
+
+    name = "letters"
+
+    def problem(self, index):
+        return Row("c d", "b", index=index)
+
+    async def run(self, episode):
+        first = await episode.generate([2, 3])
+        second = await episode.generate([*first.prompt_ids, *first.token_ids, 4, 5], max_new_tokens=3)
+        episode.figures["first"] = first.text.count("b") / 8
+        return second.text.count("b") / 3
+
+
+async def areal_style(engine, data):
+    """As a workflow of AReaL: a row and an engine."""
+    answer = await engine.agenerate([2, 3])
+    return answer.text.count("b") / 8
+
+
+def test_environments_of_a_script(toy_backends, configure, tmp_path):
+    changes = ("rollout.environments=code", "train_dataset={path: null, batch_size: 8}", "total_train_steps=6")
+    workflow = WorkflowAgent(areal_style, [Row("c d", "", index=i) for i in range(5)])
+    environments = Environments.of(Letters(), workflow)
+    with RLTrainer(configure(*changes, "rollout.dump_to_file=true"), environments=environments) as trainer:
+        trainer.train()
+    steps = read(trainer.job.folder, "metrics.jsonl")
+    name = workflow.name
+    assert steps[-1]["reward/letters"] > steps[0]["reward/letters"] + 0.2
+    assert steps[-1][f"reward/{name}"] > steps[0][f"reward/{name}"] + 0.2
+    for step in steps:
+        assert step["rollout/turns"] == 1.5 and step["rollout/sequences"] == 32, "two turns are one row"
+        assert step["environment/first"] >= 0
+    with pytest.raises(ValueError, match="gives no environments"):
+        RLTrainer(configure(*changes))
 
 
 def test_a_killed_run_goes_on_with_its_bank(toy_backends, configure, rows, tmp_path, capsys):
