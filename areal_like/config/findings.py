@@ -28,6 +28,7 @@ CODES: dict[str, str] = {
     "AL815": "a section that no run can start with in this version",
     "AL816": "keys that contradict each other",
     "AL817": "a key that has nothing to act on in this file",
+    "AL818": "a name of Megatron-RL, read as the key here",
     "AL820": "conversion: a key without counterpart",
     "AL821": "conversion: a value that had to be assumed",
     "AL822": "conversion: a key that means something else in the other system",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from areal_like.alloc import Diagnostic
-from areal_like.config import consistency, honour, layouts, paths
+from areal_like.config import aliases, consistency, honour, layouts, paths
 from areal_like.config.experiment import AT_START, RLConfig
 from areal_like.config.findings import ConfigError, Findings, Location, Place
 from areal_like.config.nodes import Entry, parse
@@ -64,7 +64,8 @@ def examine(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, text
         root = _tree(_text(file, findings) if text is None else text, file, findings)
     except ConfigError as error:
         return Examined(None, error.diagnostics, False)
-    apply_overrides(RLConfig, root, list(overrides), findings)
+    aliases.apply(root, findings)
+    apply_overrides(RLConfig, root, [aliases.renamed(text) for text in overrides], findings)
     insert_inherited(RLConfig, root)
     if not Resolver(RLConfig, root, findings).run():
         return Examined(None, findings.all, False)
