@@ -169,6 +169,7 @@ def test_a_killed_run_goes_on_with_its_bank(toy_backends, configure, rows, tmp_p
     assert figures(lines["killed"]) == figures(lines["unbroken"])
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_on_twice_when_running_ahead(toy_backends, configure, rows, tmp_path):
     settings = (*RECOVER, *AHEAD, "rollout.bank={}", "total_train_epochs=2", "total_train_steps=12")
     configure()  # writes the file that the script reads

@@ -160,7 +160,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_at_once_and_leaves_no_process(configure, tmp_path, number):
     configure()
     script = tmp_path / "script.py"  # its reward function is in __main__
