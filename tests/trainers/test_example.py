@@ -54,3 +54,20 @@ def test_several_faults_of_the_file_at_once(example):
     status, errors = example("actor.ppo_n_minibatchs=2", "rollout.backend=megatron:d1")
     assert status == 2
     assert "ppo_n_minibatches" in errors and "rollout.backend" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "file", ["gsm8k_grpo_cpu.yaml", "gsm8k_grpo_cpu_ahead.yaml", "gsm8k_grpo_cpu_environments.yaml"]
+)
+def test_the_files_for_a_laptop_take_two_steps(tmp_path, file):
+    small = ["total_train_steps=2", "gconfig.n_samples=2", "train_dataset.batch_size=4", f"cluster.fileroot={tmp_path}"]
+    if "environments" in file:
+        small.append("evaluator={freq_steps: 2, prompts_per_environment: 2}")
+    command = [sys.executable, str(EXAMPLES / "gsm8k_rl.py"), "--config", str(EXAMPLES / file), *small]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=EXAMPLES.parents[1])
+    assert done.returncode == 0, done.stderr
+    (lines,) = tmp_path.glob("gsm8k-grpo/*/metrics.jsonl")
+    steps = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert ("evaluation/problems" in steps[1]) == ("environments" in file)
