@@ -35,28 +35,28 @@ _FILES = "{examples}/environments"
 def environment_file(job: Job) -> Iterator[Finding]:
     if job.config is None or job.config.rollout.environments in (None, "code"):
         return
-    path = str(job.config.rollout.environments)
-    entries = _entries(path)
+    path = Path(str(job.config.rollout.environments)).expanduser()
+    entries, name = _entries(path), path.name
     if isinstance(entries, str):
-        yield Finding(f"{path}: {entries}", "see docs/rollout.md for what the file looks like", key=_KEY)
+        yield Finding(f"{name}: {entries}", "see docs/rollout.md for what the file looks like", key=_KEY)
         return
     known = [*(point.name for point in entry_points(group="areal_like.agents")), *_ALIASES]
     for number, entry in enumerate(entries, start=1):
-        name = entry.get("agent_type")
-        if name not in known:
-            near = closest(str(name), known)
+        kind = entry.get("agent_type")
+        if kind not in known:
+            near = closest(str(kind), known)
             help = f"did you mean {near}?" if near else f"there are {', '.join(sorted(known))}"
-            yield Finding(f"{path}: entry {number} has the agent_type {name!r}, which is not installed", help, key=_KEY)
+            yield Finding(f"{name}: entry {number} has the agent_type {kind!r}, which is not installed", help, key=_KEY)
     sampled = sum(not entry.get("evaluation_only") and entry.get("weight", 1.0) != 0 for entry in entries)
     batch = groups_a_step(job.config)
     if not 1 <= sampled <= batch:
-        message = f"{path}: {sampled} environments are sampled, a batch has {batch} groups"
+        message = f"{name}: {sampled} environments are sampled, a batch has {batch} groups"
         yield Finding(message, "each that is sampled has at least one group of every batch", key=_KEY)
 
 
-def _entries(path: str) -> list[dict[str, Any]] | str:
+def _entries(path: Path) -> list[dict[str, Any]] | str:
     """What the file lists, or what is wrong with it."""
-    text = read_text(Path(path).expanduser())
+    text = read_text(path)
     if isinstance(text, tuple):
         return text[0].message
     try:
