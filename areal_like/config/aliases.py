@@ -6,7 +6,9 @@ goes over by `areal-like convert`.
 
 from __future__ import annotations
 
-from areal_like.config.findings import Findings, diagnostic
+from collections.abc import Sequence
+
+from areal_like.config.findings import COMMAND_LINE, Findings, Place, diagnostic
 from areal_like.config.nodes import Entry
 
 __all__ = ["ALIASES", "apply", "renamed"]
@@ -30,10 +32,16 @@ ALIASES = {
 }
 
 
-def renamed(override: str) -> str:
-    """An override with its key in this system's words."""
-    name, equals, value = override.partition("=")
-    return f"{ALIASES.get(name.strip(), name)}{equals}{value}"
+def renamed(overrides: Sequence[str], findings: Findings) -> list[str]:
+    """Overrides with their keys in this system's words."""
+    found = []
+    for number, override in enumerate(overrides, start=1):
+        name, equals, value = override.partition("=")
+        path = ALIASES.get(name)
+        if path is not None:
+            _say(name, path, Place(COMMAND_LINE, number, 1, override, len(name)), findings)
+        found.append(f"{path or name}{equals}{value}")
+    return found
 
 
 def apply(root: Entry, findings: Findings) -> None:
@@ -55,5 +63,8 @@ def apply(root: Entry, findings: Findings) -> None:
             findings.error("AL816", message, entry.at, path=name, help="keep one of them")
             continue
         parent.value[last] = entry
-        message = f"{name} is read as {path}"
-        findings.add(diagnostic("AL818", message, entry.at, path=path, severity="info"))
+        _say(name, path, entry.at, findings)
+
+
+def _say(name: str, path: str, place: Place, findings: Findings) -> None:
+    findings.add(diagnostic("AL818", f"{name} is read as {path}", place, path=path, severity="info"))

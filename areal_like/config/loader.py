@@ -65,7 +65,7 @@ def examine(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, text
     except ConfigError as error:
         return Examined(None, error.diagnostics, False)
     aliases.apply(root, findings)
-    apply_overrides(RLConfig, root, [aliases.renamed(text) for text in overrides], findings)
+    apply_overrides(RLConfig, root, aliases.renamed(overrides, findings), findings)
     insert_inherited(RLConfig, root)
     if not Resolver(RLConfig, root, findings).run():
         return Examined(None, findings.all, False)

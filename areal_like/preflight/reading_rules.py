@@ -118,6 +118,11 @@ READING_RULES: dict[str, ReadingRule] = {
         "Each key is right, and together they cannot be.", ("actor.kl_ctl=0.1",), ("actor.kl_ctl=0.1", "ref={}")
     ),
     "AL817": _key("The key has no effect, because of another key.", ("evaluator.freq_epochs=1",), severity="warning"),
+    "AL818": _key(
+        "The two names mean the same; the reference knows the key by the name here.",
+        ("grpo_group_size=8",),
+        severity="info",
+    ),
     "AL830": _environment("A run without an environment has nothing to generate."),
     "AL831": _environment("Agent types are found by name among the installed packages, never by an import path."),
     "AL832": _environment("An argument with a typing error would be ignored, and its default taken."),
