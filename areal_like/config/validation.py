@@ -39,6 +39,10 @@ def validate(root: Entry, findings: Findings) -> tuple[RLConfig | None, set[tupl
     bad: set[tuple[paths.Step, ...]] = set()
     for fault in faults:
         steps = tuple(fault["loc"])
+        if str(steps[-1]).startswith("literal[") or steps[-1] in _TYPES:  # pydantic: which type of several refused it
+            _choice(steps[:-1], nearest(root, steps)[0], findings)
+            bad.add(steps[:-1])
+            continue
         if extra_key := (fault.get("ctx") or {}).get("key"):
             steps = (*steps, str(extra_key))
         bad.add(steps)
@@ -89,6 +93,19 @@ def _report(fault: Any, steps: tuple[paths.Step, ...], entry: Entry, found: bool
             about = f"{steps[-1]} takes this value from {marks(field).get('inherits')}: {about}"
         message = _rule(fault, entry.value if found else None)
         findings.error("AL808", message, entry.value_at, path=path, help=about)
+
+
+def _choice(steps: tuple[paths.Step, ...], entry: Entry, findings: Findings) -> None:
+    """A value of a key that takes several types, each of which has refused it: said once."""
+    field = paths.find(RLConfig, steps)
+    wanted: list[str] = []
+    for branch in getattr(field.annotation, "__args__", ()) if field else ():
+        if branch is type(None):
+            continue
+        wanted += [str(c) for c in getattr(branch, "__args__", ())] or [_TYPES.get(branch.__name__, branch.__name__)]
+    message = f"this must be {' or '.join(wanted)}, not {_shown(entry.value)}"
+    about = field.description if field else None
+    findings.error("AL807", message, entry.value_at, path=paths.join(steps), help=about)
 
 
 def _rule(fault: Any, value: Any) -> str:
