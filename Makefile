@@ -15,6 +15,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One thread a process: a test starts up to four processes, and torch would give each of them every core.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two at once: much of a test's time is waiting for processes that start. A file stays together with its fixtures.
+TWO := -n 2 --dist loadfile
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -37,10 +39,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(TWO) -m "not slow"
 
 test-all: lint
-	$(PYTEST)
+	$(PYTEST) $(TWO)
 
 test-gpu: $(INSTALLED)
 	$(PYTEST) -m gpu

@@ -135,6 +135,11 @@ class RolloutConfig(Section):
         "What becomes of requests in flight when new weights come: they are interrupted and go on under the new"
         " version, or the weights wait until they have ended.",
     )
+    keep_weights: bool = key(
+        False,
+        "Keep a copy of the last weights in host memory, for a replica that dies in the middle of a step and is started"
+        " again; without it it waits for the next update, and a run whose only replica dies ends.",
+    )
     filter_groups_with_same_reward: bool = key(
         False, "Replace groups whose answers all have the same reward: they teach nothing (DAPO's dynamic sampling)."
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from areal_like.spec import ModelSpec
 from areal_like.trainers.sampling import sampling_params
 from areal_like.trainers.startup import Job
 
-__all__ = ["BANK", "Generation", "Progress"]
+__all__ = ["BANK", "Generation", "Progress", "open_bank"]
 
 BANK = "rollout_bank"
 """Folder of the bank in that of the run."""
@@ -53,15 +54,18 @@ class Progress:
 
     position: int = 0
     beyond: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def settle(self, index: int) -> None:
-        self.beyond.add(index)
-        while self.position in self.beyond:
-            self.beyond.discard(self.position)
-            self.position += 1
+        with self._lock:  # the trainer settles what it takes, the pipeline what it drops
+            self.beyond.add(index)
+            while self.position in self.beyond:
+                self.beyond.discard(self.position)
+                self.position += 1
 
     def state(self) -> dict[str, Any]:
-        return {"position": self.position, "settled": sorted(self.beyond)}
+        with self._lock:
+            return {"position": self.position, "settled": sorted(self.beyond)}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
@@ -75,18 +79,28 @@ class Generation:
         job: the run.
         workers: the rollout WorkerGroup.
         rewards: reward processes.
+        bank: of the run, see `open_bank`; its owner closes it.
         note: told what the user should know.
     """
 
-    def __init__(self, job: Job, workers: WorkerGroup, rewards: RewardPool, *, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        workers: WorkerGroup,
+        rewards: RewardPool,
+        bank: RolloutBank | None = None,
+        *,
+        note: Callable[[str], None],
+    ) -> None:
         config, replicas = job.config, workers.world_size
         self._config, self._rewards, self._tokenizer = config, rewards, job.tokenizer
         self._alone = len(job.environments) == 1
         self.control = flow_control(config, replicas)
         self.progress = _progress(job)
         self._version = job.resume.state.version if job.resume else 0
-        self._bank = _open_bank(job, note)
-        restored = self._restore(job)
+        self._bank = bank
+        restored = self._restore(job, note)
+        self._kept: list[WeightBucket] = []  # copies of the last weights, where they are asked for
         spec = ModelSpec.from_path(config.actor.path)
         self._model = EngineInference(
             workers,
@@ -95,6 +109,7 @@ class Generation:
             max_requests=requests_per_replica(config, replicas),
             vocabulary=spec.vocab_size,
             context=spec.max_position_embeddings,
+            restore=self._restore_replica if config.rollout.keep_weights else None,
         )
         for agent, _ in job.environments:
             require(self._model, agent.needs | TRAINABLE, f"training on {agent.name}")
@@ -128,6 +143,9 @@ class Generation:
 
     def update_weights(self, buckets: Iterable[WeightBucket], version: int) -> None:
         """Install weights while paused. Tokens drawn from now on carry their version."""
+        if self._config.rollout.keep_weights:
+            self._kept = []
+            buckets = self._keeping(buckets)
         self._model.replicas.update_weights(buckets, version)
         self._version = version
 
@@ -151,8 +169,6 @@ class Generation:
     def close(self) -> None:
         self._thread.close()
         self._model.replicas.close()
-        if self._bank is not None:
-            self._bank.close()
 
     def _pipeline(self, job: Job, restored: list[RolloutGroup]) -> RolloutPipeline:
         shares = []
@@ -177,14 +193,29 @@ class Generation:
             on_dropped=lambda environment, index: self.progress[environment].settle(index),
         )
 
-    def _restore(self, job: Job) -> list[RolloutGroup]:
+    def _restore(self, job: Job, note: Callable[[str], None]) -> list[RolloutGroup]:
         """What the bank has of an earlier life, in the order of the problems."""
         if self._bank is None:
             return []
         age = self._config.rollout.bank.max_age if self._config.rollout.bank else None
         found = self._bank.recover(job.steps_done, version=self._version, max_age=age)
-        known = [group for group in found.groups if group.environment in self.progress]
+        if strange := {group.environment for group in found.groups} - self.progress.keys():
+            note(f"the bank has groups of environments that this run has not, and leaves them: {', '.join(strange)}")
+        known = [group for group in found.groups if group.environment not in strange]
+        if known:
+            note(f"{len(known)} finished groups come from the bank")
         return sorted(known, key=lambda group: group.index)
+
+    def _keeping(self, buckets: Iterable[WeightBucket]) -> Iterator[WeightBucket]:
+        """The buckets, of which copies stay."""
+        for bucket in buckets:
+            tensors = {name: tensor.clone() for name, tensor in bucket.tensors.items()}
+            self._kept.append(WeightBucket(tensors, bucket.adapter_scaling))
+            yield bucket
+
+    def _restore_replica(self, rank: int) -> None:
+        """A replica was started again: it gets the weights that the others have."""
+        self._model.replicas.install(rank, self._kept, self._version)
 
     def _episode(
         self,
@@ -215,9 +246,14 @@ class _Durable:
         await asyncio.wrap_future(self.bank.append(group))
 
 
-def _open_bank(job: Job, note: Callable[[str], None]) -> RolloutBank | None:
+def open_bank(job: Job, note: Callable[[str], None]) -> RolloutBank | None:
     """The bank of the run, if it has one. What an earlier run of the same name left in the run's own folder has been
-    set aside, unless this run goes on from it."""
+    set aside, unless this run goes on from it.
+
+    Raises:
+        BankError: another run writes it, or it cannot be used.
+        OSError: it cannot be written.
+    """
     section = job.config.rollout.bank
     if section is None:
         return None

@@ -20,10 +20,11 @@ from areal_like.data.batch import PackedBatch
 from areal_like.data.rewards import Reward
 from areal_like.data.rows import Row
 from areal_like.rollout.agents.environment_file import Environments
+from areal_like.rollout.bank import RolloutBank
 from areal_like.spec.recovery import RunState
 from areal_like.trainers.batches import log_prob_figures, rollout_figures, to_batch
 from areal_like.trainers.evaluation import evaluate
-from areal_like.trainers.generation import Generation
+from areal_like.trainers.generation import Generation, open_bank
 from areal_like.trainers.recording import RunRecorder
 from areal_like.trainers.recovery import Recovery
 from areal_like.trainers.startup import Engines, prepare, start_engines
@@ -66,6 +67,7 @@ class RLTrainer:
         self._prompts = resume.state.prompts if resume else 0
         self._engines: Engines | None = None
         self._generation: Generation | None = None
+        self._bank: RolloutBank | None = None
         actor = self.config.actor
         try:
             self._loss = policy_loss(actor)
@@ -85,6 +87,8 @@ class RLTrainer:
         """End all processes; `now` does not wait for what they are doing. Safe to call twice."""
         if self._generation is not None:
             self._generation.close()
+        if self._bank is not None:
+            self._bank.close()
         if self._engines is not None:
             self._engines.close(now=now)
 
@@ -92,7 +96,7 @@ class RLTrainer:
         """Run all steps.
 
         Raises:
-            RewardError, WorkerError, EpisodesFailedError, DiagnosticError: what stopped the run.
+            RewardError, WorkerError, EpisodesFailedError, BankError, DiagnosticError: what stopped the run.
         """
         with RunRecorder(self.job) as recorder:
             if self.job.steps_done >= self.job.total_steps:
@@ -120,8 +124,11 @@ class RLTrainer:
 
     def _start(self, recorder: RunRecorder) -> tuple[Engines, Generation]:
         config = self.config
+        self._bank = open_bank(self.job, recorder.note)  # its faults come before minutes of starting engines
         self._engines = engines = start_engines(self.job)
-        self._generation = generation = Generation(self.job, engines.rollout, engines.rewards, note=recorder.note)
+        self._generation = generation = Generation(
+            self.job, engines.rollout, engines.rewards, self._bank, note=recorder.note
+        )
         if self.job.resume is not None:
             engines.actor.load_checkpoint(self.job.resume.folder / "actor")
         if self.job.resume is not None or config.actor.init_from_scratch:
@@ -143,6 +150,8 @@ class RLTrainer:
         self._prompts += len(groups)
         batch = to_batch(groups)
         recorder.figures(taken.figures)
+        for note in taken.notes:
+            recorder.note(note)
         recorder.figures(rollout_figures(groups, batch, self.version))
         recorder.samples(step, groups)
         recorder.tokens(batch.input_ids.numel())

@@ -62,8 +62,12 @@ def test_equal_rewards_are_replaced_until_there_is_nothing_else(toy_backends, co
         train(configure(*changes), rows, toy_engines.share_of_b)
 
 
-def test_a_replica_that_is_killed_comes_back(toy_backends, configure, rows):
-    config = configure("rollout.backend=huggingface:d2", "rollout.generation_lag=1", "total_train_epochs=4")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_replica_that_is_killed_comes_back(toy_backends, configure, rows, replicas):
+    """With its weights at once, where they are kept; with the next update, where another replica goes on."""
+    keep = f"rollout.keep_weights={str(replicas == 1).lower()}"
+    backend = f"rollout.backend=huggingface:d{replicas}"
+    config = configure(backend, keep, "rollout.generation_lag=1", "total_train_epochs=4")
     with RLTrainer(config, rows, toy_engines.share_of_b) as trainer:
         killed = []
 
@@ -71,7 +75,7 @@ def test_a_replica_that_is_killed_comes_back(toy_backends, configure, rows):
             lines = trainer.job.folder / "metrics.jsonl"
             while not (lines.exists() and lines.read_text()):
                 time.sleep(0.005)
-            killed.append(trainer._engines.rollout.process_ids[1])
+            killed.append(trainer._engines.rollout.process_ids[-1])
             os.kill(killed[0], signal.SIGKILL)
 
         thread = threading.Thread(target=kill)

@@ -14,7 +14,7 @@ Everything runs on one event loop and reads time from its clock, so that a bench
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -64,11 +64,13 @@ class Batch:
         number: counted as versions are.
         groups: in the order of consumption.
         figures: of the pipeline.
+        notes: in words, which groups were replaced and which attempts failed since the batch before, and why.
     """
 
     number: int
     groups: list[RolloutGroup]
     figures: dict[str, float]
+    notes: list[str] = field(default_factory=list)
 
 
 class Store(Protocol):
@@ -171,7 +173,12 @@ class RolloutPipeline:
             self._next += 1
             self._changed.notify_all()
         self.meter.consumed(groups)
-        return Batch(self._next - 1, groups, self._figures(groups))
+        dropped, failures = self.screening.take_counts()
+        notes = [
+            *_reasons("groups were replaced", dropped),
+            *_reasons("attempts failed", failures),
+        ]
+        return Batch(self._next - 1, groups, self._figures(groups, dropped.total(), failures.total()), notes)
 
     async def installed(self, version: int) -> None:
         """Tokens are drawn by the policy `version` from now on."""
@@ -300,17 +307,24 @@ class RolloutPipeline:
         async with self._changed:
             self._changed.notify_all()
 
-    def _figures(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        dropped, failures = self.screening.take_counts()
+    def _figures(self, groups: Sequence[RolloutGroup], dropped: int, failed: int) -> dict[str, float]:
         return {
             **self.meter.figures(groups, self._next - 1),
             "flow/waiting_groups": float(self._waiting),
             "flow/slots_held": float(self._slots.held),
             "flow/blocked_seconds": self._slots.take_blocked(),
-            "flow/dropped_groups": float(sum(dropped.values())),
-            "flow/failed_attempts": float(sum(failures.values())),
+            "flow/dropped_groups": float(dropped),
+            "flow/failed_attempts": float(failed),
             **_by_environment(groups),
         }
+
+
+def _reasons(what: str, counts: Counter[str]) -> list[str]:
+    """The commonest of the reasons, in one line; none when there are none."""
+    if not counts:
+        return []
+    common = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(3))
+    return [f"{counts.total()} {what}: {common}"]
 
 
 def _by_environment(groups: Sequence[RolloutGroup]) -> dict[str, float]:

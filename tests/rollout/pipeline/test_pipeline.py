@@ -155,6 +155,10 @@ def test_failed_attempts_are_marked_and_a_group_of_them_replaced():
     assert first.members[0].failed and first.members[0].failure == "LookupError: no rule for 0\nmore"
     assert first.rewards == [1.0] and not first.members[1].failed
     assert taken[0].figures["flow/failed_attempts"] == 3
+    assert taken[0].notes == [
+        "1 groups were replaced: 1 x every attempt failed",
+        "3 attempts failed: 2 x LookupError: no rule for 0; 1 x LookupError: no rule for 1",
+    ]
 
 
 def test_a_run_in_which_every_attempt_fails_stops_and_says_why():
