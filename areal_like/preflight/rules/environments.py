@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 
 from areal_like.alloc.diagnostics import closest
+from areal_like.config.agent_types import ALIASES, GROUP
 from areal_like.config.loader import read_text
 from areal_like.preflight.flow import groups_a_step
 from areal_like.preflight.job import Job
 from areal_like.preflight.registry import Finding, example, rule
 
-_ALIASES = ("GSM8KAgent", "DAPOAgent", "AIMEAgent", "CountdownAgent")
 _KEY = "rollout.environments"
 _FILES = "{examples}/environments"
 
@@ -40,7 +40,7 @@ def environment_file(job: Job) -> Iterator[Finding]:
     if isinstance(entries, str):
         yield Finding(f"{name}: {entries}", "see docs/rollout.md for what the file looks like", key=_KEY)
         return
-    known = [*(point.name for point in entry_points(group="areal_like.agents")), *_ALIASES]
+    known = [*(point.name for point in entry_points(group=GROUP)), *ALIASES]
     for number, entry in enumerate(entries, start=1):
         kind = entry.get("agent_type")
         if kind not in known:

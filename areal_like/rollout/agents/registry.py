@@ -11,14 +11,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from areal_like.alloc.diagnostics import clip, closest
+from areal_like.config.agent_types import ALIASES, GROUP
 from areal_like.rollout.agents.base import EvaluationAgent
 
 __all__ = ["ALIASES", "GROUP", "Problem", "agent_types", "look_up"]
-
-GROUP = "areal_like.agents"
-
-ALIASES = {"GSM8KAgent": "gsm8k", "DAPOAgent": "dapo", "AIMEAgent": "aime", "CountdownAgent": "countdown"}
-"""Names in environment files of Megatron-RL."""
 
 HOW_TO_ADD = (
     f'a package adds one by the entry-point group {GROUP} (NAME = "module:Class" in its own metadata); '
