@@ -48,11 +48,11 @@ class RoundsInference(InferenceInterface):
                 request.request_id = number
             try:
                 found = await asyncio.to_thread(self._replicas.generate, [request for request, _ in asked])
-            except BaseException as error:
+            except Exception as error:
                 for _, answer in asked:
                     if not answer.done():
                         answer.set_exception(error)
-                break
+                continue  # who has asked since then is told too
             for (request, answer), drawn in zip(asked, found, strict=True):
                 text = self._tokenizer.decode(drawn.token_ids, skip_special_tokens=True)
                 if not answer.done():
